@@ -101,6 +101,7 @@ class LeaseLost(ShardworkerError):
 
     def __init__(self, slot: str, reason: str) -> None:
         self.slot = slot
+        self.reason = reason
         super().__init__(f"the lease of slot {slot} is lost: {reason}")
 
 
@@ -121,5 +122,5 @@ class HandlerError(ShardworkerError):
         super().__init__(message)
 
 
-class Stopped(Exception):  # noqa: N818 - asked to stop is no error
+class Stopped(Exception):
     """The worker was asked to stop and has drained."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 if TYPE_CHECKING:
     import threading
@@ -39,7 +39,7 @@ Outcome = Change | Deletion | None
 """What a handler may say of one row; None: nothing to write."""
 
 
-class Skip(Exception):  # noqa: N818 - a way to leave a row out, not an error
+class Skip(Exception):
     """Raised by a row handler, or given for one row by a part handler: counted by its reason, nothing is written."""
 
     def __init__(self, reason: str = "skipped") -> None:
@@ -111,12 +111,12 @@ def row_class(names: tuple[str, ...]) -> type[Row]:
     Its fields are read by the descriptors of a namedtuple: 27 ns an access, where a property over Row.__getitem__ takes
     170 and a dict behind __getattr__ more than 400.
     """
-    getters = namedtuple("getters", [f"c{index}" for index in range(len(names))])  # type: ignore[misc]  # noqa: PYI024
+    getters = namedtuple("getters", [f"c{index}" for index in range(len(names))])  # type: ignore[misc]
     body: dict[str, Any] = {"__slots__": (), "_columns": names}
     for index, name in enumerate(names):
         if name != "_columns" and not (name.startswith("__") and name.endswith("__")):
             body[name] = getattr(getters, f"c{index}")
-    return _RowType("Row", (Row,), body)
+    return cast("type[Row]", _RowType("Row", (Row,), body))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,8 +37,8 @@ class Patience:
     first_wait_s: float = 0.05
     longest_wait_s: float = 10.0
 
-    def call(self, function: Callable[[], T]) -> T:
-        """The result of `function`.
+    def call(self, function: Callable[[], T], *, after: BaseException | None = None) -> T:
+        """The result of `function`. `after`: an error that was met already; it is waited out first.
 
         Raises:
             Unavailable: it failed for a passing reason until the time was over; the cause is attached.
@@ -46,7 +46,18 @@ class Patience:
             Anything that `function` raises and `code_of` does not know, at once.
         """
         began = self.clock.now()
-        failed = False
+        failed = after is not None
+        if after is not None:
+            self.emit(
+                Retrying(
+                    target=self.target,
+                    code=self.code_of(after) or "",
+                    error=str(after),
+                    attempt=0,
+                    wait_s=self.first_wait_s,
+                )
+            )
+            self._sleep(self.first_wait_s)
 
         def before_sleep(state: tenacity.RetryCallState) -> None:
             nonlocal failed

@@ -1,0 +1,7 @@
+"""`python -m shardworker`."""
+
+import sys
+
+from shardworker.cli import main
+
+sys.exit(main())

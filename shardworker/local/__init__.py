@@ -1,0 +1,1 @@
+"""The embedded default: a local Redis-compatible server, SQLite, the demo."""
