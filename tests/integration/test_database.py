@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,20 @@ def kill_connections(engine: Engine) -> None:
     other.dispose()
 
 
+def within(engine: Engine, *steps: str | Callable[[], object]) -> None:
+    """Statements and calls, one after another in one transaction."""
+    with transaction(engine) as connection:
+        for step in steps:
+            if isinstance(step, str):
+                connection.exec_driver_sql(step)
+            else:
+                step()
+
+
+def fail() -> None:
+    raise ZeroDivisionError
+
+
 def needs_a_server(engine: Engine) -> None:
     if engine.dialect.name == "sqlite":
         pytest.skip("has no server")
@@ -91,15 +105,11 @@ def test_utf8mb4_needs_nothing_in_the_url(engine: Engine) -> None:
 
 
 def test_a_transaction_is_kept_as_a_whole_or_not_at_all(engine: Engine) -> None:
-    with transaction(engine) as connection:
-        connection.exec_driver_sql("INSERT INTO t VALUES (1)")
-        connection.exec_driver_sql("INSERT INTO t VALUES (2)")
-    with pytest.raises(ZeroDivisionError), transaction(engine) as connection:
-        connection.exec_driver_sql("INSERT INTO t VALUES (3)")
-        raise ZeroDivisionError
-    with pytest.raises(exc.IntegrityError), transaction(engine) as connection:
-        connection.exec_driver_sql("INSERT INTO t VALUES (4)")
-        connection.exec_driver_sql("INSERT INTO t VALUES (4)")
+    within(engine, "INSERT INTO t VALUES (1)", "INSERT INTO t VALUES (2)")
+    with pytest.raises(ZeroDivisionError):
+        within(engine, "INSERT INTO t VALUES (3)", fail)
+    with pytest.raises(exc.IntegrityError):
+        within(engine, "INSERT INTO t VALUES (4)", "INSERT INTO t VALUES (4)")
     assert count(engine) == 2
     assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
 
@@ -141,10 +151,8 @@ def test_two_writers_of_sqlite_wait_for_each_other(tmp_path: Path) -> None:
 
 def test_a_connection_lost_in_a_transaction_is_dropped_and_told(engine: Engine) -> None:
     needs_a_server(engine)
-    with pytest.raises(exc.DBAPIError) as caught, transaction(engine) as connection:
-        connection.exec_driver_sql("INSERT INTO t VALUES (1)")
-        kill_connections(engine)
-        connection.exec_driver_sql("INSERT INTO t VALUES (2)")
+    with pytest.raises(exc.DBAPIError) as caught:
+        within(engine, "INSERT INTO t VALUES (1)", lambda: kill_connections(engine), "INSERT INTO t VALUES (2)")
     assert transient_code(caught.value) is not None
     assert count(engine) == 0
 
@@ -152,9 +160,8 @@ def test_a_connection_lost_in_a_transaction_is_dropped_and_told(engine: Engine) 
 def test_a_lost_reply_to_commit_is_in_doubt(engine: Engine) -> None:
     """The caller must look at the data: to run it again could do it twice, not to could lose it."""
     needs_a_server(engine)
-    with pytest.raises(CommitInDoubt) as caught, transaction(engine) as connection:
-        connection.exec_driver_sql("INSERT INTO t VALUES (1)")
-        kill_connections(engine)
+    with pytest.raises(CommitInDoubt) as caught:
+        within(engine, "INSERT INTO t VALUES (1)", lambda: kill_connections(engine))
     assert transient_code(caught.value) is None
     assert caught.value.__cause__ is not None
     assert transient_code(caught.value.__cause__) is not None
@@ -231,9 +238,14 @@ def test_users_transactions_are_transactions(engine: Engine) -> None:
     users = transactional(engine)
     with users.begin() as connection:
         connection.exec_driver_sql("INSERT INTO t VALUES (1)")
-    with pytest.raises(ZeroDivisionError), users.begin() as connection:
-        connection.exec_driver_sql("INSERT INTO t VALUES (2)")
-        raise ZeroDivisionError
+
+    def insert_and_fail() -> None:
+        with users.begin() as connection:
+            connection.exec_driver_sql("INSERT INTO t VALUES (2)")
+            fail()
+
+    with pytest.raises(ZeroDivisionError):
+        insert_and_fail()
     with users.connect() as connection:
         connection.exec_driver_sql("INSERT INTO t VALUES (3)")  # and no commit
     assert count(engine) == 1

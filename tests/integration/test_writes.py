@@ -149,8 +149,8 @@ def test_case_32_every_type_goes_back_as_it_came(engine: Engine) -> None:
         write_now(table, {row_id: dict.fromkeys(names) for row_id in changes})
         write_now(table, {row_id: changes[row_id] for row_id in order})
         assert stored(table) == changes
-    for row_id in changes:  # and alone
-        write_now(table, {row_id: changes[row_id]})
+    for row_id, change in changes.items():  # and alone
+        write_now(table, {row_id: change})
     assert stored(table) == changes
 
 
