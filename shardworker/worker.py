@@ -94,7 +94,8 @@ class Worker:
         self._clock = clock
         self._emit = emit
         self._owner = owner
-        self._has_looked = False  # the first answer "only parked slots are left" puts them back
+        self._has_looked = False
+        self.found_it_complete = False  # there was nothing to do from the beginning
         self.left_running = False  # a drain ended with handlers still at work: the process must not wait for them
 
     def run(self) -> Finished:
@@ -121,8 +122,10 @@ class Worker:
                     parked = self._patience.call(self._board.parked)
                     if not is_first_look:
                         raise ParkedSlots(parked)
+                    # A start is a person's, or a Job's, wish to try them once more.
                     self._patience.call(lambda: self._board.requeue(parked))  # noqa: B023
                 case Finished():
+                    self.found_it_complete = is_first_look
                     return found
 
     # Claiming ----------------------------------------------------------------------------------------------------
@@ -166,6 +169,7 @@ class Worker:
             if lease.lose(lost.reason):
                 self._emit(SlotLost(slot=claimed.slot, reason=lost.reason))
         finally:
+            lease.lose("the slot was given back")  # a handler that still runs writes nothing any more
             self._renewal.remove(lease)
 
     # Working -----------------------------------------------------------------------------------------------------

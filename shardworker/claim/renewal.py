@@ -111,7 +111,7 @@ class Renewal:
                     raise
                 failures += 1
                 trouble_since = trouble_since if trouble_since is not None else began
-                wait_s = min(0.05 * 2**failures, wait_s) * random.uniform(0.7, 1.0)
+                wait_s = min(0.05 * 2**failures, self._ttl_s / 12) * random.uniform(0.7, 1.0)
                 self._emit(Retrying(target="redis", code=code, error=str(error), attempt=failures, wait_s=wait_s))
             else:
                 if trouble_since is not None:

@@ -224,8 +224,9 @@ def worker(process: Process, prepared: Prepared, die: Callable[[Lease], None]) -
                     {holder.slot: holder.lease.token}, ttl_ms=round(settings.lease_s * 1000)
                 )[holder.slot],
             )
-            if batches is not None:
+            if batches is not None and isinstance(checkpoint, BatchCheckpoint):
                 batches.fence = checkpoint.fence
+                checkpoint.committed = batches.committed
             return checkpoint
 
         clients = _Clients(process.store)

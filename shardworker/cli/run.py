@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from shardworker.claim.board import Finished
 from shardworker.claim.lease import Lease
 from shardworker.cli import assembly
 from shardworker.cli.ending import end_of, leave_termination_message
@@ -22,7 +21,7 @@ from shardworker.errors import ConfigurationError, Exit, Stopped
 from shardworker.events import Draining
 from shardworker.observe.logs import configure, logger
 from shardworker.observe.narrate import narrator
-from shardworker.run.report import Report, closing_report
+from shardworker.run.report import closing_report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,11 +57,12 @@ def main(arguments: argparse.Namespace) -> int:
                 prepared = assembly.prepare(process)
                 with assembly.worker(process, prepared, _die) as worker:
                     try:
-                        finished = worker.run()
+                        worker.run()
                     finally:
                         left_running = worker.left_running
                 report = closing_report(prepared.board, prepared.table, prepared.run, clock=clock)
-                code, last_words = Exit.COMPLETE, _complete(report, finished)
+                code = Exit.COMPLETE
+                last_words = report.was_complete() if worker.found_it_complete else report.text()
             except Stopped:
                 emit(Draining(signal=signals.name))
                 code, last_words = signals.exit_code, f"stopped by {signals.name}; everything begun is saved"
@@ -77,10 +77,6 @@ def main(arguments: argparse.Namespace) -> int:
         sys.stderr.flush()
         os._exit(code)
     return code
-
-
-def _complete(report: Report, finished: Finished) -> str:
-    return report.text() if finished.found_now or report.seconds_since_finish < 60 else report.was_complete()
 
 
 def _end(code: Exit, last_words: str, *, to_log: bool = True) -> int:

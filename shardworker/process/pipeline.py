@@ -118,7 +118,6 @@ class Pipeline:
             LeaseLost: another worker may hold the slot.
             Unavailable: the database was away for longer than RETRY_FOR.
         """
-        self._abandoned.clear()
         return _Slot(self, slot, bounds, last_id, guard, checkpoint, context).run()
 
 
@@ -170,6 +169,7 @@ class _Slot:
         while not self._feed.wait_until_idle(LOOK_S):
             pass
         self._reader.join()
+        self._p._abandoned.clear()  # the last writes of the slot, and the next slot, may wait again
 
     # This thread: the checkpoint ---------------------------------------------------------------------------------
     def _steer(self) -> Ending:

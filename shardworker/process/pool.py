@@ -14,12 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
+from shardworker.clock import SystemClock
 from shardworker.process.calls import run_to_end
 from shardworker.process.feed import Feed
 from shardworker.process.parts import Part
 
 LOOK_S = 0.5  # how often a thread looks whether its feed has ended; parts themselves wake it
-JOIN_S = 5.0
+JOIN_S = 2.0  # for all threads together; one that hangs in a handler is left behind
 
 
 T = TypeVar("T")
@@ -63,8 +64,9 @@ class Pool:
         with self._changed:
             self._is_ended = True
             self._changed.notify_all()
+        deadline = SystemClock().now() + JOIN_S
         for thread in self._threads:
-            thread.join(JOIN_S)
+            thread.join(max(0.0, deadline - SystemClock().now()))
         if self.blocking is not None:
             self.blocking.shutdown(wait=False, cancel_futures=True)
 

@@ -128,6 +128,10 @@ class BatchesInTransactions:
                         raise
                     attempt += 1
 
+    def committed(self) -> Fence:
+        assert self.fence is not None
+        return self.fence
+
     def _commit(self, part: Part, context: Context, guard: Guard) -> Handled:
         assert self.fence is not None
 

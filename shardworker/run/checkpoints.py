@@ -191,9 +191,15 @@ class _Stale(Exception):
 class BatchCheckpoint(DatabaseCheckpoint):
     """Batch handlers commit by themselves, in `process/work.py`; what is left is to tell Redis."""
 
+    committed: Callable[[], Fence]  # the fence after the last commit
+
     def save(self, done: Done) -> int | None:
         self.mirror(done)
         return None
+
+    def close(self, ending: Ending, *, jump_to: int | None) -> Ending:
+        self.fence = self.committed()
+        return super().close(ending, jump_to=jump_to)
 
 
 def _difference(whole: Tally, part: Tally) -> Tally:

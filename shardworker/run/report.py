@@ -21,7 +21,6 @@ class Report:
     skip_reasons: dict[str, int]
     seconds: float  # from the run's creation to its end
     finished_at: datetime
-    seconds_since_finish: float
     outside: IdRange | None  # the table's ids, if some lie outside the run's bounds
     bounds: IdRange | None
 
@@ -63,7 +62,6 @@ def closing_report(board: Board, table: Table, run: Run, *, clock: Clock) -> Rep
         skip_reasons={name.removeprefix("skip:"): n for name, n in totals.items() if name.startswith("skip:")},
         seconds=(finished - run.created_at).total_seconds(),
         finished_at=finished,
-        seconds_since_finish=(now - finished).total_seconds(),
         outside=found if is_outside else None,
         bounds=bounds,
     )

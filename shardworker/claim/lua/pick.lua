@@ -27,6 +27,7 @@ end
 
 local open, ready = redis.call('ZCARD', KEYS[2]), redis.call('ZCARD', KEYS[3])
 if open + ready > 0 then
+  redis.call('DEL', KEYS[9])   -- whatever they called for is taken: nobody shall wake for it
   local wait = -1
   for i = 2, 3 do
     local first = redis.call('ZRANGE', KEYS[i], 0, 0, 'WITHSCORES')[2]
