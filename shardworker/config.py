@@ -6,7 +6,7 @@
 BATCH_SIZE is `SHARDWORKER_BATCH_SIZE`, `SHARDWORKER_BATCH_SIZE_FILE`, `--batch-size`, `batch_size` in the file and in
 the decorator. Only its field says the unit where there is one (LEASE is `lease_s`).
 
-Values arrive here as texts, and each kind of value is read by one function of the section "Kinds of values"; pydantic
+Values arrive here as texts, and each kind of value is read by one function of `setting_types`; pydantic
 applies them and collects what they refuse. Its own messages are never shown: they would repeat a password.
 """
 
@@ -18,13 +18,33 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
-from urllib.parse import unquote
+from typing import Any
 
-from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr, ValidationError
+from pydantic import Field, PrivateAttr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from shardworker.errors import ConfigurationError
+from shardworker.setting_types import (
+    UNITS_S,
+    Allowed,
+    Checkpoint,
+    Connections,
+    Count,
+    DatabaseUrl,
+    Format,
+    Id,
+    JobPath,
+    KeyPrefix,
+    LeaseTime,
+    Level,
+    Password,
+    RedisUrl,
+    RunName,
+    Size,
+    SizeOrAuto,
+    Time,
+    TimeOrZero,
+)
 
 PREFIX = "SHARDWORKER_"
 TOML = "shardworker.toml"
@@ -36,223 +56,6 @@ _SERVICE_VARIABLE = re.compile(
     r"SHARDWORKER(_\w+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)_(ADDR|PORT|PROTO))", re.ASCII
 )
 _SERVICE_ADDRESS = re.compile(r"SHARDWORKER(_\w+)?_PORT(_\d+_(TCP|UDP|SCTP))?", re.ASCII)
-
-
-# ------------------------------------------------------------------------------------------------------------ URLs
-
-_URL = re.compile(r"(?P<scheme>[\w.+-]+)://((?P<user>[^/?#]*)@)?(?P<hosts>[^/?#@]*)(?P<rest>.*)", re.ASCII | re.DOTALL)
-_HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^:\[\]\s]*)(:\d+)?", re.ASCII)
-_SECRET_PARAMETER = re.compile(r"([?&][^=&#]*(?:pass|pwd|secret|token)[^=&#]*=)([^&#]*)", re.IGNORECASE)
-_DATABASES = ("mysql", "mariadb", "postgresql", "postgres", "sqlite")
-_REDIS = ("redis", "rediss", "redis+sentinel", "redis+cluster", "unix")
-
-
-class SecretUrl(SecretStr):
-    """A URL that may hold a password: shown as `mysql://user:***@host/table`, whole by `get_secret_value()`."""
-
-    def _display(self) -> str:
-        url = self.get_secret_value()
-        match = _URL.fullmatch(url)
-        if match is None:
-            return "***"
-        user, colon, password = (match["user"] or "").partition(":")
-        who = f"{user}{colon}{'***' if password else ''}@" if match["user"] is not None else ""
-        rest = _SECRET_PARAMETER.sub(r"\1***", match["rest"])
-        return f"{match['scheme']}://{who}{match['hosts']}{rest}"
-
-    @property
-    def scheme(self) -> str:
-        return self.get_secret_value().partition("://")[0]
-
-    @property
-    def family(self) -> str:
-        """`mysql` of `mysql+pymysql://…`."""
-        return self.scheme.partition("+")[0]
-
-    @property
-    def passwords(self) -> list[str]:
-        """The passwords in it, decoded; in a user's part and in parameters."""
-        match = _URL.fullmatch(self.get_secret_value())
-        if match is None:
-            return []
-        found = [(match["user"] or "").partition(":")[2], *(m[2] for m in _SECRET_PARAMETER.finditer(match["rest"]))]
-        return [unquote(password) for password in found if password]
-
-
-def _secret_url(text: str) -> SecretUrl:
-    match = _URL.fullmatch(text)
-    if match is None:
-        raise ValueError("no URL")
-    if match["scheme"] not in ("sqlite", "unix"):  # their paths may hold any character
-        _check_authority(match)
-    return SecretUrl(text)
-
-
-def _check_authority(match: re.Match[str]) -> None:
-    """Refuse what is left of a password that was not encoded: a part of it would be taken for a host, and logged."""
-    rest = match["rest"]
-    doubtful = rest if match["user"] is None and rest.startswith("?") else rest.partition("?")[0]
-    hosts = match["hosts"].split(",")
-    if "@" in (match["user"] or "") or "@" in doubtful or not all(_HOST.fullmatch(host) for host in hosts):
-        raise ValueError(
-            "no URL with a host and port that can be told from the rest; in a password @ is written %40, / %2F, "
-            "# %23, ? %3F, : %3A, % %25 (or give the password as it is in the setting for it)"
-        )
-
-
-# ------------------------------------------------------------------------------------------------- Kinds of values
-# Each reads what was written and raises ValueError(what it is instead, or nothing) if it cannot be meant.
-
-_WHOLE = re.compile(r"[+-]?[0-9]+(_[0-9]+)*")
-_TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)?")
-_UNITS_S = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
-_LONGEST_S = 3_650 * _UNITS_S["d"]
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
-_PREFIX_OF_KEYS = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
-
-
-@dataclass(frozen=True, slots=True)
-class Allowed:
-    """What a setting may be, in words: for messages and for the table."""
-
-    text: str
-
-
-def is_name(text: str) -> bool:
-    """Whether a job or a run may be called so: no name can end another's part of a Redis key."""
-    return _NAME.fullmatch(text) is not None
-
-
-def _text(written: object) -> str:
-    if not isinstance(written, str):
-        raise ValueError("no text")  # noqa: TRY004 - pydantic collects ValueErrors only
-    return written.strip()
-
-
-def _url_of(schemes: Sequence[str], part: Callable[[SecretUrl], str]) -> Callable[[object], SecretUrl]:
-    def read(written: object) -> SecretUrl:
-        url = written if isinstance(written, SecretUrl) else _secret_url(_text(written))
-        if part(url) not in schemes:
-            raise ValueError(f"a URL that begins with {part(url)}://")
-        return url
-
-    return read
-
-
-def _password(written: object) -> SecretStr:
-    if not isinstance(written, str):
-        raise ValueError("no text")  # noqa: TRY004 - pydantic collects ValueErrors only
-    return SecretStr(written)  # as it is: a space at its end may belong to it
-
-
-def _integer(written: object) -> int:
-    if isinstance(written, bool):
-        raise ValueError("no number")  # noqa: TRY004
-    if isinstance(written, int):
-        return written
-    text = _text(written)
-    if len(text) > 1_000 or not _WHOLE.fullmatch(text):
-        raise ValueError("")
-    return int(text)
-
-
-def _at_least(least: int) -> Callable[[object], int]:
-    def read(written: object) -> int:
-        number = _integer(written)
-        if number < least:
-            raise ValueError("")
-        return number
-
-    return read
-
-
-def _size_or_auto(written: object) -> int | None:
-    if isinstance(written, str) and written.strip().lower() == "auto":
-        return None
-    return _at_least(1)(written)
-
-
-def _seconds(at_least: float = 0.001) -> Callable[[object], float]:
-    def read(written: object) -> float:
-        text = str(written) if isinstance(written, int | float) and not isinstance(written, bool) else _text(written)
-        match = _TIME.fullmatch(text.lower())
-        if match is None:
-            raise ValueError("")
-        seconds = float(match[1]) * _UNITS_S[match[2] or "s"]
-        if not at_least <= seconds <= _LONGEST_S:
-            raise ValueError("too short" if seconds < at_least else "too long")
-        return seconds
-
-    return read
-
-
-def _one_of(*words: str, change: Callable[[str], str] = str.lower) -> Callable[[object], str]:
-    def read(written: object) -> str:
-        word = change(_text(written))
-        if word not in words:
-            raise ValueError("")
-        return word
-
-    return read
-
-
-def _matching(pattern: re.Pattern[str]) -> Callable[[object], str]:
-    def read(written: object) -> str:
-        text = _text(written)
-        if not pattern.fullmatch(text):
-            raise ValueError("")
-        return text
-
-    return read
-
-
-def _job(written: object) -> str:
-    module, colon, name = (text := _text(written)).partition(":")
-    path = all(part.isidentifier() for part in module.split(".")) and name.isidentifier()
-    if not (path if colon else is_name(text)):
-        raise ValueError("")
-    return text
-
-
-_NAME_RULE = "letters, digits, `_`, `.` and `-`, at most 100"
-_TIME_RULE = "a time: 500ms, 30s, 5m, 1h, 7d"
-_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-
-_Size = Annotated[int, BeforeValidator(_at_least(1)), Allowed("a whole number, 1 or more")]
-_SizeOrAuto = Annotated[int | None, BeforeValidator(_size_or_auto), Allowed("auto, or a whole number, 1 or more")]
-_Count = Annotated[int, BeforeValidator(_at_least(0)), Allowed("a whole number, 0 or more")]
-_Id = Annotated[int | None, BeforeValidator(_integer), Allowed("a whole number, negative ones too")]
-_Connections = Annotated[
-    int,
-    BeforeValidator(_at_least(2)),
-    Allowed("a whole number, 2 or more (one connection reads the next batch while another writes)"),
-]
-_Time = Annotated[float, BeforeValidator(_seconds()), Allowed(_TIME_RULE)]
-_TimeOrZero = Annotated[float, BeforeValidator(_seconds(at_least=0)), Allowed(f"{_TIME_RULE}; or 0")]
-_LeaseTime = Annotated[float, BeforeValidator(_seconds(at_least=1)), Allowed(f"{_TIME_RULE}; 1s or more")]
-_Password = Annotated[SecretStr | None, BeforeValidator(_password), Allowed("the password as it is, not encoded")]
-_DatabaseUrl = Annotated[
-    SecretUrl,
-    BeforeValidator(_url_of(_DATABASES, lambda url: url.family)),
-    Allowed("a SQLAlchemy URL for mysql, mariadb, postgresql or sqlite"),
-]
-_RedisUrl = Annotated[
-    SecretUrl | None,
-    BeforeValidator(_url_of(_REDIS, lambda url: url.scheme)),
-    Allowed("a URL with redis://, rediss://, redis+sentinel://, redis+cluster:// or unix://"),
-]
-_JobPath = Annotated[
-    str | None, BeforeValidator(_job), Allowed(f"package.module:name, or the job's own name ({_NAME_RULE})")
-]
-_RunName = Annotated[str, BeforeValidator(_matching(_NAME)), Allowed(_NAME_RULE)]
-_KeyPrefix = Annotated[str, BeforeValidator(_matching(_PREFIX_OF_KEYS)), Allowed(f"{_NAME_RULE}, and `:`")]
-_Checkpoint = Annotated[
-    Literal["redis", "database"], BeforeValidator(_one_of("redis", "database")), Allowed("redis or database")
-]
-_Level = Annotated[str, BeforeValidator(_one_of(*_LEVELS, change=str.upper)), Allowed(", ".join(_LEVELS))]
-_Format = Annotated[
-    Literal["auto", "json", "text"], BeforeValidator(_one_of("auto", "json", "text")), Allowed("auto, json or text")
-]
 
 
 # ------------------------------------------------------------------------------------------------------- Settings
@@ -298,30 +101,30 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=False)
 
-    job: _JobPath = _setting(None, "the job; also the argument of `run`")
-    run: _RunName = _setting("main", "name of one pass over the table; a finished run is never silently repeated")
-    database_url: _DatabaseUrl = _setting("sqlite:///.shardworker/data.db", "the database with the table")
-    database_password: _Password = _setting(None, "its password, instead of one in the URL")
-    redis_url: _RedisUrl = _setting(None, "the Redis that holds claims and checkpoints")
-    redis_password: _Password = _setting(None, "its password, instead of one in the URL")
-    redis_prefix: _KeyPrefix = _setting("shardworker", "first part of every Redis key")
-    slot_size: _SizeOrAuto = _setting("auto", "ids in one slot")
-    batch_size: _Size = _setting("1000", "rows in one read")
-    part_size: _SizeOrAuto = _setting("auto", "most rows that a part handler is given at once")
-    parallelism: _Size = _setting("8", "handler threads (or concurrent awaits) in one process")
-    lease_s: _LeaseTime = _setting("30s", "time to live of a claim; renewed every third")
-    grace_s: _TimeOrZero = _setting("25s", "time to finish after SIGTERM; rows that still run then are repeated")
-    attempts: _Size = _setting("3", "tries of a failing row, or of a failing part before it is bisected")
-    slot_attempts: _Size = _setting("5", "claims of a slot without progress before it is parked")
-    max_failed_rows: _Count = _setting("0", "rows of the run that may be set aside; the next one parks its slot")
-    retry_for_s: _Time = _setting("5m", "how long an outage of the database or Redis is waited out")
-    checkpoint: _Checkpoint = _setting("redis", "`database`: in the transaction of the changes")
-    first_id: _Id = _setting(None, "lowest id of the run, included")
-    last_id: _Id = _setting(None, "highest id of the run, included")
-    db_connections: _Connections = _setting("4", "database connections of one process")
-    keep_run_s: _Time = _setting("30d", "how long the keys of a finished run stay in Redis")
-    log_level: _Level = _setting("INFO", "least level of a log line")
-    log_format: _Format = _setting("auto", "`auto`: text on a terminal, else JSON")
+    job: JobPath = _setting(None, "the job; also the argument of `run`")
+    run: RunName = _setting("main", "name of one pass over the table; a finished run is never silently repeated")
+    database_url: DatabaseUrl = _setting("sqlite:///.shardworker/data.db", "the database with the table")
+    database_password: Password = _setting(None, "its password, instead of one in the URL")
+    redis_url: RedisUrl = _setting(None, "the Redis that holds claims and checkpoints")
+    redis_password: Password = _setting(None, "its password, instead of one in the URL")
+    redis_prefix: KeyPrefix = _setting("shardworker", "first part of every Redis key")
+    slot_size: SizeOrAuto = _setting("auto", "ids in one slot")
+    batch_size: Size = _setting("1000", "rows in one read")
+    part_size: SizeOrAuto = _setting("auto", "most rows that a part handler is given at once")
+    parallelism: Size = _setting("8", "handler threads (or concurrent awaits) in one process")
+    lease_s: LeaseTime = _setting("30s", "time to live of a claim; renewed every third")
+    grace_s: TimeOrZero = _setting("25s", "time to finish after SIGTERM; rows that still run then are repeated")
+    attempts: Size = _setting("3", "tries of a failing row, or of a failing part before it is bisected")
+    slot_attempts: Size = _setting("5", "claims of a slot without progress before it is parked")
+    max_failed_rows: Count = _setting("0", "rows of the run that may be set aside; the next one parks its slot")
+    retry_for_s: Time = _setting("5m", "how long an outage of the database or Redis is waited out")
+    checkpoint: Checkpoint = _setting("redis", "`database`: in the transaction of the changes")
+    first_id: Id = _setting(None, "lowest id of the run, included")
+    last_id: Id = _setting(None, "highest id of the run, included")
+    db_connections: Connections = _setting("4", "database connections of one process")
+    keep_run_s: Time = _setting("30d", "how long the keys of a finished run stay in Redis")
+    log_level: Level = _setting("INFO", "least level of a log line")
+    log_format: Format = _setting("auto", "`auto`: text on a terminal, else JSON")
 
     _origins: dict[str, Origin] = PrivateAttr(default_factory=dict)
 
@@ -394,7 +197,7 @@ def _shown(name: str, value: object) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds as a setting would be written: 300.0 is `5m`."""
-    for unit, length_s in _UNITS_S.items():
+    for unit, length_s in UNITS_S.items():
         if seconds >= length_s and (seconds / length_s).is_integer():
             return f"{seconds / length_s:.0f}{unit}"
     return f"{seconds:g}s"

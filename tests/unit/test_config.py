@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from shardworker.config import Settings, describe, duration, is_name, load, markdown
+from shardworker.config import Settings, describe, duration, load, markdown
 from shardworker.errors import ConfigurationError, Exit
+from shardworker.setting_types import is_name
 
 PASSWORD = "p@ss/w#rd%41:+"
 ENCODED = "p%40ss%2Fw%23rd%2541%3A%2B"
