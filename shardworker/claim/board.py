@@ -113,16 +113,24 @@ class Board:
         self.uid = uid  # of the run that this board knows; `create` sets it
 
     # The run -----------------------------------------------------------------------------------------------------
-    def create(self, fields: Mapping[str, str]) -> dict[str, str]:
+    def create(self, fields: Mapping[str, str], *, amid_remains: bool = False) -> dict[str, str]:
         """Creates the run with `fields`, or finds the one that is there; returns the fields of its meta.
 
+        `amid_remains`: also where other keys of the run are there and its meta is not.
+
         Raises:
-            RunStateLost: it is being reset.
+            RunStateLost: it is being reset, or its meta is gone.
         """
         new = {"uid": secrets.token_hex(8), "frontier": "0", "jumped": "0", "split_off": "0"} | dict(fields)
-        answer = self._run("create", [self.keys["meta"]], [text for pair in new.items() for text in pair])
+        keys = [self.keys[name] for name in ("meta", "open", "ready", "parked", "done")]
+        answer = self._run("create", keys, [int(amid_remains), *(text for pair in new.items() for text in pair)])
         if answer == ["resetting"]:
             raise RunStateLost("the run is being reset; `shardworker reset` finishes a reset that was broken off")
+        if answer[0] == "remains":
+            raise RunStateLost(
+                f"Redis has {answer[1]} and no {self.keys['meta']}: the state of this run is lost in part (was it "
+                "evicted?). `shardworker reset` removes what is left; the run then begins at the first row"
+            )
         meta = _pairs(answer)
         self.uid = meta["uid"]
         return meta
@@ -276,14 +284,24 @@ class Board:
             yield FailedRow.decode(int(row_id), record)
 
     def try_claim_failed(self, token: str, *, ttl_ms: int) -> bool:
-        """The lease under which failed rows are run again; False: somebody else is at it."""
-        return bool(self.client.set(self.keys.lease(FAILED_LEASE), token, nx=True, px=ttl_ms))
+        """The lease under which failed rows are run again; False: somebody else is at it. May be repeated."""
+        lease = self.keys.lease(FAILED_LEASE)
+        return bool(self.client.set(lease, token, nx=True, px=ttl_ms)) or self.client.get(lease) == token
 
-    def settle(self, token: str, outcomes: Mapping[int, str]) -> bool:
-        """Takes rows off the failed list (id → new outcome); False: the lease is lost."""
+    def free_failed(self, token: str) -> None:
+        """Gives that lease back; does nothing where another token holds it."""
+        self._run("free_failed", [self.keys.lease(FAILED_LEASE)], [token])
+
+    def settle(self, token: str, outcomes: Mapping[int, str], details: Mapping[int, str] = {}) -> bool:
+        """Takes rows off the failed list (id → new outcome); False: the lease is lost, nothing was written.
+
+        One that failed again stays on it. `details`: its new record, or the reason of a row that was skipped.
+        """
         keys = [self.keys["meta"], self.keys.lease(FAILED_LEASE), self.keys["failed"], self.keys["totals"]]
-        pairs = [text for row_id, outcome in outcomes.items() for text in (str(row_id), outcome)]
-        return bool(self._known(self._run("settle", keys, [self.uid, token, *pairs]))[0] == "ok")
+        rows = [
+            text for row_id, outcome in outcomes.items() for text in (str(row_id), outcome, details.get(row_id, ""))
+        ]
+        return bool(self._known(self._run("settle", keys, [self.uid, token, *rows]))[0] == "ok")
 
     # -------------------------------------------------------------------------------------------------------------
     def wait_for_wake(self, seconds: float) -> bool:

@@ -47,16 +47,12 @@ class Holder:
         """
         write = self._write(last_id, fresh, failed)
         ttl_ms = round(self.lease.ttl_s * 1000)
-        sent_at = self._clock.now()
-
-        def send() -> WriteAnswer:
-            nonlocal sent_at
-            sent_at = self._clock.now()
-            return self._board.save(
+        sent_at = self._clock.now()  # of the first request: a repeat of one that was done extends nothing
+        answer = self._until_answered(
+            lambda: self._board.save(
                 self.slot, self.lease.token, self._seq + 1, write, ttl_ms=ttl_ms, most_failed=self._most_failed
             )
-
-        answer = self._until_answered(send)
+        )
         if isinstance(answer, Written):
             self.lease.extend(sent_at)
         return self._taken(answer, write)

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy
 from sqlalchemy import event
 from sqlalchemy.engine import URL, Engine
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import PoolProxiedConnection
 
 from shardworker.errors import ConfigurationError
@@ -154,5 +154,5 @@ def interrupt(backend: str, connection: Any, other: PoolProxiedConnection | None
         elif backend == "sqlite":
             connection.interrupt()
     except Exception as error:
-        if fault_of(error) is None and not isinstance(error, DBAPIError):
+        if fault_of(error) is None:
             raise

@@ -98,6 +98,13 @@ def missing_tables(engine: Engine) -> list[str]:
     return [table.name for table in (slots, failed_rows) if not there.has_table(table.name)]
 
 
+def create_missing(engine: Engine) -> list[str]:
+    """Creates the tables that are not there; returns their names."""
+    missing = missing_tables(engine)
+    metadata.create_all(engine, tables=[metadata.tables[name] for name in missing])
+    return missing
+
+
 class Ledger:
     """The rows of one run. Methods wait out passing errors and are safe to repeat."""
 
@@ -190,16 +197,23 @@ class Ledger:
 
         return self._fenced(fence, attempt)
 
-    def settle(self, ids: Sequence[int], work: Callable[[Connection], None]) -> set[int]:
-        """Does `work` and takes rows off the failed list, in one transaction; returns those that were on it."""
+    def settle(self, ids: Sequence[int], work: Callable[[Connection], Sequence[FailedRow] | None]) -> set[int]:
+        """Does `work` and takes rows off the failed list, in one transaction; returns those that were on it.
+
+        The rows that `work` returns failed again: they stay on the list, with their new record. Where not all of `ids`
+        are on the list nothing is done: somebody has settled them, or this very call has, whose COMMIT was in doubt.
+        """
         chosen = (failed_rows.c.run == self._run, failed_rows.c.id.in_(ids))
 
         def attempt(connection: Connection) -> set[int]:
             listed = {
                 int(i) for i in connection.execute(select(failed_rows.c.id).where(*chosen).with_for_update()).scalars()
             }
-            work(connection)
-            connection.execute(failed_rows.delete().where(*chosen))
+            if listed == set(ids):
+                failed_again = work(connection)
+                connection.execute(failed_rows.delete().where(*chosen))
+                if failed_again:
+                    self._list_failed(connection, failed_again)
             return listed
 
         return self._transact(attempt)

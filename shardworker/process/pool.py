@@ -19,7 +19,7 @@ from shardworker.process.calls import run_to_end
 from shardworker.process.feed import Feed
 from shardworker.process.parts import Part
 
-LOOK_S = 0.5  # how often a thread looks whether its feed has ended; parts themselves wake it
+LOOK_S = 0.5  # how often the loop looks whether its feed has ended; parts themselves wake it
 JOIN_S = 2.0  # for all threads together; one that hangs in a handler is left behind
 
 
@@ -86,17 +86,18 @@ class Pool:
             return run_to_end(work)
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    def _wait_for_feed(self) -> tuple[Feed, Work] | None:
+    def _wait_for_feed(self, last: tuple[Feed, Work] | None = None) -> tuple[Feed, Work] | None:
+        """The feed that is lent, and another one than `last`, which has ended; None: the pool ends."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_ended or self._lent is not None)
+            self._changed.wait_for(lambda: self._is_ended or (self._lent is not None and self._lent is not last))
             return None if self._is_ended else self._lent
 
     # Threads -----------------------------------------------------------------------------------------------------
     def _run_thread(self) -> None:
-        while (lent := self._wait_for_feed()) is not None:
+        lent: tuple[Feed, Work] | None = None
+        while (lent := self._wait_for_feed(lent)) is not None:
             feed, work = lent
-            part = feed.take(LOOK_S)
-            if part is not None:
+            while (part := feed.take()) is not None:
                 # A context of its own for each part: log fields do not leak from one to the next.
                 contextvars.copy_context().run(run_to_end, work(part))
 
@@ -106,8 +107,9 @@ class Pool:
 
     async def _serve(self) -> None:
         loop = self._loop = asyncio.get_running_loop()
+        lent: tuple[Feed, Work] | None = None
         while True:
-            lent = await loop.run_in_executor(None, self._wait_for_feed)
+            lent = await loop.run_in_executor(None, self._wait_for_feed, lent)
             if lent is None:
                 return
             await self._serve_feed(*lent)

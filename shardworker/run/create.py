@@ -90,7 +90,7 @@ def create(
         if ledger is not None:
             fields = json.loads(ledger.remember_run(json.dumps(fields)))
         _compare(board, fields, mark)
-        meta = board.create(fields)
+        meta = board.create(fields, amid_remains=ledger is not None)  # there the database knows what is done
     _compare(board, meta, mark)
     board.uid = meta["uid"]
     return Run.from_meta(meta)

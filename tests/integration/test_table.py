@@ -99,7 +99,7 @@ def test_both_ends_of_a_range_are_in(items: Engine) -> None:
     assert table.read(IdRange(10, 12), None, 2, AS_OF)[0] == [10, 11]
 
 
-def test_no_connection_is_kept_and_no_transaction_stays_open(items: Engine) -> None:
+def test_case_12_no_connection_is_kept_and_no_transaction_stays_open(items: Engine) -> None:
     table = Table.reflect(items, spec())
     table.read(ALL, None, 10, AS_OF)
     assert items.pool.checkedout() == 0  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ end
 
 if redis.call('GET', KEYS[5]) == token and redis.call('EXISTS', KEYS[4]) == 1 then return claimed() end
 if redis.call('ZSCORE', KEYS[2], name) ~= ARGV[4] then return {'gone'} end
-if redis.call('EXISTS', KEYS[4]) == 0 and string.find(name, '.', 1, true) then return {'state lost'} end
+if redis.call('HEXISTS', KEYS[4], 'first') == 0 and string.find(name, '.', 1, true) then return {'state lost'} end
 
 local now = now_ms()
 local held = redis.call('PTTL', KEYS[5])

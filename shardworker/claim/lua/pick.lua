@@ -17,9 +17,10 @@ local due = not passed and redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LI
 local name = passed or due or (frontier < slots and number(frontier))
 
 if name then
-  -- A fraction from a counter makes each ticket unlike all others, also within one millisecond. 1/1024 is exact.
+  -- A fraction from a counter, never 0, makes each ticket unlike all others within one millisecond, and unlike the ends
+  -- of leases. 1/1024 is exact.
   local picks = redis.call('HINCRBY', KEYS[1], 'picks', 1)
-  redis.call('ZADD', KEYS[2], string.format('%.10f', now + tonumber(ARGV[2]) + (picks % 1024) / 1024), name)
+  redis.call('ZADD', KEYS[2], string.format('%.10f', now + tonumber(ARGV[2]) + (picks % 1023 + 1) / 1024), name)
   if due then redis.call('ZREM', KEYS[3], name) end
   if not passed and not due then redis.call('HSET', KEYS[1], 'frontier', number(frontier + 1)) end
   return {'slot', name, redis.call('ZSCORE', KEYS[2], name)}

@@ -40,13 +40,22 @@ local function room_if_too_many(failed, most, at)
   return math.max(room, 0)
 end
 
+-- At most 100 reasons (beside the five outcomes), then "other".
+local function count_skip(totals, reason, n)
+  local field = 'skip:' .. reason
+  if redis.call('HEXISTS', totals, field) == 0 and redis.call('HLEN', totals) >= 105 then field = 'skip:other' end
+  redis.call('HINCRBY', totals, field, n)
+end
+
 local function count(totals, failed, at)
   local first = at + 1 + 2 * tonumber(ARGV[at])
   for i = at + 1, first - 1, 2 do
     local field = ARGV[i]
-    if string.sub(field, 1, 5) == 'skip:' and redis.call('HEXISTS', totals, field) == 0
-        and redis.call('HLEN', totals) >= 105 then field = 'skip:other' end
-    redis.call('HINCRBY', totals, field, ARGV[i + 1])
+    if string.sub(field, 1, 5) == 'skip:' then
+      count_skip(totals, string.sub(field, 6), ARGV[i + 1])
+    else
+      redis.call('HINCRBY', totals, field, ARGV[i + 1])
+    end
   end
   for i = first, #ARGV, 2 do redis.call('HSET', failed, ARGV[i], ARGV[i + 1]) end
 end
@@ -65,7 +74,9 @@ local function give_back(score)
   local room = room_if_too_many(KEYS[7], ARGV[7], 10)
   if room then return {'too many', room} end
   redis.call('ZADD', KEYS[3], score, name)
-  if ARGV[5] ~= '' then redis.call('HSET', KEYS[4], 'last_id', ARGV[5]) end
+  if ARGV[5] ~= '' and ARGV[5] ~= redis.call('HGET', KEYS[4], 'last_id') then
+    redis.call('HSET', KEYS[4], 'last_id', ARGV[5], 'attempts', 0)
+  end
   redis.call('HSET', KEYS[4], 'seq', ARGV[4], 'tally', ARGV[6], 'closed', token, 'why', ARGV[9])
   count(KEYS[6], KEYS[7], 10)
   redis.call('DEL', KEYS[5])
