@@ -50,7 +50,7 @@ class Skip(Exception):
 class _RowType(type):
     """`Row(id=1, email="x")` builds a row for a unit test; the classes of queries are made by `row_class`."""
 
-    def __call__(cls, **columns: Any) -> Any:
+    def __call__(cls, /, **columns: Any) -> Any:
         return tuple.__new__(row_class(tuple(columns)), columns.values())
 
 
@@ -80,6 +80,9 @@ class Row(tuple[Any, ...], metaclass=_RowType):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Row) and type(self)._columns == type(other)._columns and tuple.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:  # that of tuple would look at the values alone
+        return not self == other
 
     def __hash__(self) -> int:
         return tuple.__hash__(self)

@@ -153,14 +153,21 @@ def job(
         raise ConfigurationError(f"@job(each={each!r}): one of {', '.join(map(repr, EACH))}")
     if isinstance(columns, str) or isinstance(guard, str):
         raise ConfigurationError("@job(columns=..., guard=...): a list of names, not one text")
+    if each == "batch" and guard:
+        raise ConfigurationError(
+            "@job(guard=...) needs rows or parts: a batch handler is not called again for single rows"
+        )
 
     def decorate(function: Callable[..., Any]) -> Job[..., Any]:
         try:
             takes_context = wants_context(function)
         except TypeError as error:
             raise ConfigurationError(f"@job on {getattr(function, '__name__', function)}: {error}") from error
+        own_name = name or getattr(function, "__name__", None)
+        if own_name is None:
+            raise ConfigurationError(f"@job on {function}: what is no function needs a name: @job(name=...)")
         spec = JobSpec(
-            name=name or function.__name__,
+            name=own_name,
             function=function,
             table=table,
             schema=schema,

@@ -77,9 +77,8 @@ class Patience:
         try:
             result = tenacity.Retrying(
                 retry=tenacity.retry_if_exception(lambda cause: self.code_of(cause) is not None),
-                wait=tenacity.wait_exponential_jitter(
-                    initial=self.first_wait_s, max=self.longest_wait_s, jitter=self.first_wait_s
-                ),
+                wait=tenacity.wait_exponential(multiplier=self.first_wait_s, max=self.longest_wait_s)
+                + tenacity.wait_random(0, self.first_wait_s),
                 stop=lambda _: self.clock.now() - began >= self.retry_for_s,
                 sleep=self._sleep,
                 before_sleep=before_sleep,

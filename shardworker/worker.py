@@ -166,7 +166,8 @@ class Worker:
             lease.check()
             self._work_on(claimed, lease)
         except LeaseLost as lost:
-            if lease.lose(lost.reason):
+            lease.lose(lost.reason)  # as a rule it is known by now: to whoever found out
+            if lease.try_report():
                 self._emit(SlotLost(slot=claimed.slot, reason=lost.reason))
         finally:
             lease.lose("the slot was given back")  # a handler that still runs writes nothing any more

@@ -41,14 +41,14 @@ def make_world(tmp_path: Path) -> Iterator[Callable[..., World]]:
     """Worlds on chosen servers: `make_world(database="mariadb", redis="redis")`; "sqlite" needs no server."""
     made: list[tuple[World, str | None]] = []
 
-    def make(database: str = "mariadb", redis: str = "redis", **options: str) -> World:
+    def make(database: str = "mariadb", redis: str = "redis", prefix: str | None = None) -> World:
         folder = tmp_path / f"world-{len(made)}"
         folder.mkdir()
         if database == "sqlite":
             url, to_drop = f"sqlite:///{folder}/data.db", None
         else:
             url = to_drop = services.fresh_database(services.get(database))
-        world = World(url, services.get(redis).url, folder, **{"prefix": f"t{time.time_ns():x}", **options})
+        world = World(url, services.get(redis).url, folder, prefix or f"t{time.time_ns():x}")
         made.append((world, to_drop))
         return world
 

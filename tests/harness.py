@@ -11,12 +11,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import redis
 import sqlalchemy
@@ -27,12 +29,14 @@ ITEMS = """CREATE TABLE items (id BIGINT NOT NULL PRIMARY KEY, status INT NOT NU
 SEEN = {
     "mysql": """CREATE TABLE seen (n BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY, row_id DECIMAL(20,0) NOT NULL,
         pod VARCHAR(64) NOT NULL, at DATETIME(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6), KEY (row_id))""",
-    "postgresql": """CREATE TABLE seen (n BIGSERIAL PRIMARY KEY, row_id DECIMAL(20,0) NOT NULL, pod VARCHAR(64) NOT NULL,
-        at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP)""",
+    "postgresql": """CREATE TABLE seen (n BIGSERIAL PRIMARY KEY, row_id DECIMAL(20,0) NOT NULL,
+        pod VARCHAR(64) NOT NULL, at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP)""",
     "sqlite": """CREATE TABLE seen (n INTEGER PRIMARY KEY AUTOINCREMENT, row_id DECIMAL(20,0) NOT NULL,
         pod VARCHAR(64) NOT NULL, at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP)""",
 }
 WAIT_S = 60.0
+
+T = TypeVar("T")
 
 
 def wait_until(condition: Callable[[], Any], what: str, seconds: float = WAIT_S, every: float = 0.02) -> Any:
@@ -43,6 +47,36 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float = WAIT_S,
             return found
         time.sleep(every)
     raise AssertionError(f"not within {seconds:g} s: {what}")
+
+
+@contextmanager
+def watched(look: Callable[[], T], every: float = 0.005) -> Iterator[list[tuple[float, T]]]:
+    """What `look` gives, again and again while the block runs, each with its moment (time.monotonic())."""
+    samples: list[tuple[float, T]] = [(time.monotonic(), look())]
+    ended = threading.Event()
+    failures: list[Exception] = []
+
+    def watch() -> None:
+        try:
+            while not ended.wait(every):
+                samples.append((time.monotonic(), look()))
+        except Exception as error:  # raised below, in the thread of the test
+            failures.append(error)
+
+    thread = threading.Thread(target=watch, name="watch", daemon=True)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        ended.set()
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def pause(seconds: float) -> None:
+    """How long a fault lasts: the one thing for which a test may let time pass and wait for nothing."""
+    time.sleep(seconds)
 
 
 @dataclass
@@ -134,6 +168,10 @@ class World:
         """The ids that handlers were given, in order, with repeats."""
         return [int(row[0]) for row in self.sql("SELECT row_id FROM seen ORDER BY n")]
 
+    def seen_by(self, pod: Pod) -> list[int]:
+        """The ids that the handlers of one worker were given, in order."""
+        return [int(row[0]) for row in self.sql("SELECT row_id FROM seen WHERE pod = :pod ORDER BY n", pod=pod.name)]
+
     def repeated(self) -> set[int]:
         return {int(row[0]) for row in self.sql("SELECT row_id FROM seen GROUP BY row_id HAVING COUNT(*) > 1")}
 
@@ -149,10 +187,29 @@ class World:
         done = self.redis.hget(self.key("done", job), str(slot))
         if done:
             return int(str(done).split()[1])
-        return int(self.redis.hget(self.key(f"slot:{slot}", job), "last_id") or -1)  # type: ignore[arg-type]
+        return int(self.redis.hget(self.key(f"slot:{slot}", job), "last_id") or -1)
+
+    def slot_of(self, pod: Pod, job: str = "record") -> str | None:
+        """The slot that a worker holds now."""
+        for slot in map(str, self.redis.zrange(self.key("open", job), 0, -1)):
+            owner = self.redis.hget(self.key(f"slot:{slot}", job), "owner")
+            if str(owner).endswith(f"/{pod.process.pid}"):
+                return slot
+        return None
+
+    def failed(self, job: str = "record", run: str = "main") -> dict[int, dict[str, Any]]:
+        """The list of failed rows: id → its record."""
+        records: dict[str, str] = self.redis.hgetall(self.key("failed", job, run))  # type: ignore[assignment]
+        return {int(row_id): json.loads(record) for row_id, record in records.items()}
 
     def lease(self, slot: int | str = 0, job: str = "record") -> str | None:
         return self.redis.get(self.key(f"lease:{slot}", job))  # type: ignore[return-value]
+
+    def script(self, name: str) -> bytes:
+        """How requests name one of our Lua scripts (its SHA-1); Redis knows it from now on."""
+        folder = resources.files("shardworker.claim") / "lua"
+        source = (folder / "prelude.lua").read_text() + (folder / f"{name}.lua").read_text()
+        return str(self.redis.script_load(source)).encode()
 
     # Pods --------------------------------------------------------------------------------------------------------
     def environment(self, **variables: object) -> dict[str, str]:

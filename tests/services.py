@@ -44,7 +44,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import pytest
 import redis
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 RUN_DIRECTORY = "SHARDWORKER_TEST_DIR"
 REQUIRED = "SHARDWORKER_TEST_REQUIRE"
+PROGRAMS = ("apt-cache", "sysbench")  # make real input
 PASSWORD = "test"
 START_S = 60.0  # a loaded machine; an idle one needs one or two seconds
 END_S = 10.0  # for a clean stop, before the process is killed
@@ -295,11 +296,22 @@ def _skip_where_missing(name: str) -> Iterator[None]:
     try:
         yield
         return
-    except Missing as missing:
-        reason = f"{name}: {missing}"
+    except Missing as error:
+        reason = str(error)
+    skip_or_fail(name, reason)
+
+
+def program(name: str) -> str:
+    """The path of a program of PROGRAMS."""
+    found = shutil.which(name, path=SYSTEM_PROGRAMS)
+    return found or skip_or_fail(name, "not on this machine")
+
+
+def skip_or_fail(name: str, reason: str) -> NoReturn:
+    """End a test that lacks a server or program: it fails where SHARDWORKER_TEST_REQUIRE asks for this one."""
     if {name, "all"} & _required():
-        pytest.fail(f"{reason} ({REQUIRED} asks for it)", pytrace=False)
-    pytest.skip(reason)
+        pytest.fail(f"{name}: {reason} ({REQUIRED} asks for it)", pytrace=False)
+    pytest.skip(f"{name}: {reason}")
 
 
 def _required() -> set[str]:
@@ -307,10 +319,9 @@ def _required() -> set[str]:
 
 
 def _check_required() -> None:
-    if unknown := _required() - {*KINDS, "all"}:
-        raise pytest.UsageError(
-            f"{REQUIRED} has unknown names: {', '.join(sorted(unknown))}; known are {', '.join(KINDS)}"
-        )
+    if unknown := _required() - {*KINDS, *PROGRAMS, "all"}:
+        known = ", ".join((*KINDS, *PROGRAMS))
+        raise pytest.UsageError(f"{REQUIRED} has unknown names: {', '.join(sorted(unknown))}; known are {known}")
 
 
 def _given(name: str) -> Service | None:

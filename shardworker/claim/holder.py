@@ -15,7 +15,7 @@ from shardworker.claim.connect import passing_code
 from shardworker.claim.lease import Lease
 from shardworker.clock import Clock
 from shardworker.errors import LeaseLost
-from shardworker.events import Emit, Retrying
+from shardworker.events import Emit, Recovered, Retrying
 from shardworker.outcomes import FailedRow, Tally
 
 A = TypeVar("A")
@@ -112,11 +112,11 @@ class Holder:
         return None
 
     def _until_answered(self, send: Callable[[], A]) -> A:
-        tries = 0
+        tries, began = 0, self._clock.now()
         while True:
             self.lease.check()
             try:
-                return send()
+                answer = send()
             except Exception as error:
                 code = passing_code(error)
                 if code is None:
@@ -125,3 +125,7 @@ class Holder:
                 wait_s = min(0.05 * 2**tries, 1.0) * random.uniform(0.7, 1.0)
                 self._emit(Retrying(target="redis", code=code, error=str(error), attempt=tries, wait_s=wait_s))
                 self._clock.wait(self.lease.lost, wait_s)
+            else:
+                if tries:
+                    self._emit(Recovered(target="redis", after_s=self._clock.now() - began))
+                return answer

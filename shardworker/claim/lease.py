@@ -30,6 +30,7 @@ class Lease:
         self.is_closing = False  # finish or release is under way: an absent key is no loss
         self.stop_at = 0.0  # boot-time seconds: here work stops
         self.valid_until = 0.0  # here the process ends itself if work goes on
+        self._unreported = threading.Lock()
         self._clock = clock
         self._pid = os.getpid()
         self.extend(sent_at)
@@ -50,6 +51,10 @@ class Lease:
         self.reason = reason
         self.lost.set()
         return True
+
+    def try_report(self) -> bool:
+        """Whether the loss is still to be reported; true once, whoever of many threads has found out first."""
+        return self._unreported.acquire(blocking=False)
 
     def check(self) -> None:
         """Called before each read, each part and each write.

@@ -129,7 +129,11 @@ class Renewal:
 
     def _lose(self, lease: Lease, reason: str) -> None:
         if lease.lose(reason):
-            self._emit(SlotLost(slot=lease.slot, reason=reason))
+            self._report(lease)
+
+    def _report(self, lease: Lease) -> None:
+        if lease.try_report():
+            self._emit(SlotLost(slot=lease.slot, reason=lease.reason))
 
     # The sentinel ------------------------------------------------------------------------------------------------
     def _watch(self) -> None:
@@ -139,6 +143,7 @@ class Renewal:
             for lease in self._held():
                 if now >= lease.valid_until:
                     self._lose(lease, "it was not renewed in time")
+                    self._report(lease)  # whoever found out has not come to say so
                     self._die(lease)
                 elif now >= lease.stop_at:
                     self._lose(lease, "it was not renewed in time")

@@ -35,27 +35,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     given = list(sys.argv[1:] if arguments is None else arguments)
     chosen = next((word for word in given if not word.startswith("-")), None)
+    options: dict[str, str] = {}
     for name, (module, about) in COMMANDS.items():
-        command = commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
+        command = commands.add_parser(
+            name, help=about, description=about[0].upper() + about[1:] + ".", allow_abbrev=False
+        )
         if name == chosen:
             importlib.import_module(f"shardworker.cli.{module}").add_arguments(command)
-    known, others = parser.parse_known_args(given)
-    known.options = _settings_among(others, parser)
+            at = given.index(name) + 1
+            words, options = _split(given[at:], _flags(command), command)
+            given[at:] = words
+    known = parser.parse_args(given)
+    known.options = options
     return int(importlib.import_module(f"shardworker.cli.{COMMANDS[known.command][0]}").main(known))
 
 
-def _settings_among(words: Sequence[str], parser: argparse.ArgumentParser) -> dict[str, str]:
-    """`--name value` and `--name=value`; whether a setting has that name is for `config.load` to say."""
+def _flags(parser: argparse.ArgumentParser) -> set[str]:
+    """The options of the command itself, and of its own commands."""
+    flags: set[str] = set()
+    for action in parser._actions:
+        flags.update(action.option_strings)
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                flags |= _flags(command)
+    return flags
+
+
+def _split(given: Sequence[str], flags: set[str], parser: argparse.ArgumentParser) -> tuple[list[str], dict[str, str]]:
+    """The command's own words, and settings (`--name value`, `--name=value`) by name.
+
+    Whether a setting has that name is for `config.load` to say. argparse cannot do this: it would take the value of an
+    option that it does not know for an argument.
+    """
+    words: list[str] = []
     options: dict[str, str] = {}
-    rest = list(words)
+    rest = list(given)
     while rest:
         word = rest.pop(0)
-        if not word.startswith("--") or len(word) == 2:
-            parser.error(f"unexpected argument {word!r}")
+        if not word.startswith("--") or word in flags:
+            words.append(word)
+            continue
         name, has_value, value = word[2:].partition("=")
+        if not name or word.partition("=")[0] in flags:
+            parser.error(f"unexpected argument {word!r}")
         if not has_value:
             if not rest:
                 parser.error(f"option {word} needs a value")
             value = rest.pop(0)
         options[name] = value
-    return options
+    return words, options

@@ -96,8 +96,6 @@ def check_table(process: Process) -> Table:
     problems: list[str] = []
     table: Table | None = None
     ledger = process.ledger(process.stop)
-    if process.job.spec.each == "batch" and process.job.spec.guard:
-        problems.append("@job(guard=...) needs rows or parts: a batch handler is not called again for single rows")
     try:
         table = patience.call(lambda: Table.reflect(process.engine, process.job.spec))
         patience.call(lambda: table.check_filter(_now(process.clock)))
@@ -178,7 +176,7 @@ def worker(process: Process, prepared: Prepared, die: Callable[[Lease], None]) -
         work: PartWork
         if in_order and ledger is not None:
             batches = BatchesInTransactions(
-                calls, table, ledger, attempts=settings.attempts, most_failed=settings.max_failed_rows
+                calls, table, ledger, pool, attempts=settings.attempts, most_failed=settings.max_failed_rows
             )
             work = batches
         elif ledger is not None:
@@ -203,7 +201,7 @@ def worker(process: Process, prepared: Prepared, die: Callable[[Lease], None]) -
 
             def write(connection: Connection, done: Done) -> list[Part]:
                 holder.lease.check()
-                return write_parts(connection, table, done.whole_parts)
+                return write_parts(connection, table, done.parts)
 
             def handle_again(parts: list[Part], is_last_attempt: bool) -> None:
                 for part in parts:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import redis
@@ -44,3 +47,25 @@ def leave_termination_message(text: str) -> None:
     if TERMINATION_LOG.exists() and os.access(TERMINATION_LOG, os.W_OK):
         with contextlib.suppress(OSError):
             TERMINATION_LOG.write_text(text[-4000:])
+
+
+def command(work: Callable[[], int]) -> int:
+    """The exit code of a command that is no worker; what is expected to fail becomes a message on standard error."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 is no reason to fail
+    try:
+        code = int(work())
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+    except BrokenPipeError:  # the reader (`| head`) has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.COMPLETE
+    except Exception as error:  # noqa: BLE001 - the edge of the process
+        code, last_words = end_of(error)
+        if code is Exit.UNEXPECTED:
+            traceback.print_exc()
+        print(last_words, file=sys.stderr)
+        return code

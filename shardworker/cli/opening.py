@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import statistics
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,12 +22,15 @@ from shardworker.clock import Clock
 from shardworker.errors import ConfigurationError, DatabaseUnavailable, StoreUnavailable
 from shardworker.events import Emit
 from shardworker.jobs import Job, load
+from shardworker.observe.logs import configure
+from shardworker.observe.narrate import narrator
 from shardworker.process import database
 from shardworker.retry import Patience
 
 LOCAL_FOLDER = Path(".shardworker")
 REPLIES_IN_A_LEASE = 6  # a time-out of a request leaves time for others before the lease ends
 SLOWEST_REPLY_IN_A_LEASE = 10
+LONGEST_LOOK_S = 10.0  # for which `status`, `check` and their like wait for a server
 
 
 def load_settings_and_job(options: Mapping[str, str], job_path: str | None) -> tuple[config.Settings, Job[..., Any]]:
@@ -52,12 +56,50 @@ def load_settings_and_job(options: Mapping[str, str], job_path: str | None) -> t
     return config.load(os.environ, options=given, job_settings=job.spec.settings), job
 
 
+def load_settings(options: Mapping[str, str], job_path: str | None) -> config.Settings:
+    """The settings, for commands that need no code of the job."""
+    return config.load(os.environ, options=dict(options) | ({"job": job_path} if job_path else {}))
+
+
+def job_name(settings: config.Settings) -> str:
+    """The job's own name; of `package.module:name` the code is asked.
+
+    Raises:
+        ConfigurationError: no job is given.
+        JobNotFound: there is no such code here.
+    """
+    if settings.job is None:
+        raise ConfigurationError("name the job: its own name (`clean`), or `package.module:name` where its code is")
+    return load(settings.job).name if ":" in settings.job else settings.job
+
+
+def for_a_look(settings: config.Settings) -> config.Settings:
+    """For commands that only look: somebody waits for the answer, so outages are not waited out for minutes."""
+    return settings.model_copy(update={"retry_for_s": min(settings.retry_for_s, LONGEST_LOOK_S)})
+
+
+def open_logs(settings: config.Settings, job: str = "-") -> Emit:
+    """For commands whose standard output is their answer: what they wait for and retry stands on standard error."""
+    log_format = "text" if settings.log_format == "auto" else settings.log_format
+    configure(settings.log_level, log_format, sys.stderr, secrets=settings.passwords())
+    return narrator(job, settings.run)
+
+
 @contextlib.contextmanager
-def redis_url(settings: config.Settings) -> Iterator[str]:
-    """The URL of Redis; with SQLite and none given, that of the local server, which runs while somebody uses it."""
+def redis_url(settings: config.Settings, *, may_be_new: bool = True) -> Iterator[str]:
+    """The URL of Redis; with SQLite and none given, that of the local server, which runs while somebody uses it.
+
+    Raises:
+        ConfigurationError: `may_be_new` is False, and no local server has been here yet.
+    """
     if settings.redis_url is not None:
         yield settings.redis_url.get_secret_value()
         return
+    if not may_be_new and not LOCAL_FOLDER.is_dir():
+        raise ConfigurationError(
+            f"there is no run here: SHARDWORKER_REDIS_URL is not given, and {LOCAL_FOLDER.resolve()}, the folder of a "
+            "local server, does not exist"
+        )
     from shardworker.local.server import LocalServer
 
     with LocalServer(LOCAL_FOLDER) as url:

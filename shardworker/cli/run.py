@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
-from types import FrameType
+from contextlib import AbstractContextManager
 
-from shardworker.claim.lease import Lease
+from shardworker.claim import look
 from shardworker.cli import assembly
 from shardworker.cli.ending import end_of, leave_termination_message
 from shardworker.cli.opening import load_settings_and_job, open_database, redis_url, store_of
+from shardworker.cli.signals import die, draining
 from shardworker.clock import SystemClock
 from shardworker.errors import ConfigurationError, Exit, Stopped
 from shardworker.events import Draining
 from shardworker.observe.logs import configure, logger
 from shardworker.observe.narrate import narrator
+from shardworker.observe.progress import Progress, current_output
+from shardworker.run.plan import estimated_rows_in
 from shardworker.run.report import closing_report
 
 
@@ -36,13 +36,16 @@ def main(arguments: argparse.Namespace) -> int:
     configure(
         settings.log_level,
         settings.log_format,
+        current_output(),
         secrets=settings.passwords(),
         fields={"job": job.name, "run": settings.run},
     )
-    emit, clock, stop = narrator(job.name, settings.run), SystemClock(), threading.Event()
+    clock, stop = SystemClock(), threading.Event()
+    progress = Progress(narrator(job.name, settings.run), clock)
+    emit = progress.emit
     left_running = False
     try:
-        with _signals(stop) as signals, redis_url(settings) as url:
+        with draining(stop) as signals, redis_url(settings) as url:
             process = assembly.Process(
                 settings=settings,
                 job=job,
@@ -55,7 +58,7 @@ def main(arguments: argparse.Namespace) -> int:
             )
             try:
                 prepared = assembly.prepare(process)
-                with assembly.worker(process, prepared, _die) as worker:
+                with assembly.worker(process, prepared, die) as worker, _shown(progress, process, prepared):
                     try:
                         worker.run()
                     finally:
@@ -79,53 +82,22 @@ def main(arguments: argparse.Namespace) -> int:
     return code
 
 
+def _shown(progress: Progress, process: assembly.Process, prepared: assembly.Prepared) -> AbstractContextManager[None]:
+    job, run, table = process.job, prepared.run, prepared.table
+    client = process.store.client()  # its own: a look must not wait for a worker's request, nor a worker for it
+    return progress.shown(
+        lambda: look.progress(client, process.keys),
+        lambda: None if job.spec.where else estimated_rows_in(table, run.slot_map.bounds),
+        title=f"{job.name}/{process.settings.run}",
+    )
+
+
 def _end(code: Exit, last_words: str, *, to_log: bool = True) -> int:
     leave_termination_message(last_words)
     if not to_log:
         print(last_words, file=sys.stderr)
     elif code in (Exit.COMPLETE, Exit.TERMINATED, Exit.INTERRUPTED):
-        logger.bind(exit_code=int(code)).info(last_words.replace("{", "{{").replace("}", "}}"))
+        logger.bind(exit_code=int(code)).info(last_words)
     else:
-        logger.bind(exit_code=int(code)).error(last_words.replace("{", "{{").replace("}", "}}"))
+        logger.bind(exit_code=int(code)).error(last_words)
     return code
-
-
-def _die(lease: Lease) -> None:
-    """Called by the sentinel: another worker may hold the slot from now on, and this one could not be stopped."""
-    logger.bind(slot=lease.slot).error("the lease is over and its work goes on: this process ends itself")
-    leave_termination_message(f"the lease of slot {lease.slot} was lost and its work could not be stopped")
-    os._exit(Exit.TRY_AGAIN)
-
-
-class _Signals:
-    """SIGTERM and Ctrl-C begin a drain; a second Ctrl-C ends at once."""
-
-    def __init__(self, stop: threading.Event) -> None:
-        self._stop = stop
-        self.received: signal.Signals | None = None
-
-    @property
-    def name(self) -> str:
-        return self.received.name if self.received else "a request"
-
-    @property
-    def exit_code(self) -> Exit:
-        return Exit.INTERRUPTED if self.received is signal.SIGINT else Exit.TERMINATED
-
-    def handle(self, number: int, _frame: FrameType | None) -> None:
-        # Only flags: a log line could meet the lock of one that was interrupted.
-        if self.received is signal.SIGINT and number == signal.SIGINT:
-            os._exit(Exit.INTERRUPTED)
-        self.received = self.received or signal.Signals(number)
-        self._stop.set()
-
-
-@contextlib.contextmanager
-def _signals(stop: threading.Event) -> Iterator[_Signals]:
-    signals = _Signals(stop)
-    before = {number: signal.signal(number, signals.handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

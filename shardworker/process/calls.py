@@ -149,7 +149,8 @@ class Calls:
 
     # Part and batch handlers -------------------------------------------------------------------------------------
     async def _handle_part(self, ids: Sequence[int], rows: Sequence[Any], context: Context) -> Handled:
-        attempt = 1
+        # Inside a transaction each attempt is a call of its own, which is told its number.
+        attempt = 1 if context.connection is None else context.attempt
         while True:
             context.attempt = attempt
             try:
@@ -158,7 +159,9 @@ class Calls:
                     outcomes = await outcomes
                 return self._sorted_out(ids, outcomes)
             except Exception as error:
-                if self._patience.code_of(error) is not None and context.connection is None:
+                if self._patience.code_of(error) is not None:
+                    if context.connection is not None:
+                        raise  # the whole transaction is run again
                     await self._wait_out(error)
                     continue
                 if attempt >= self._attempts or self._abandoned.is_set() or context.connection is not None:
@@ -193,17 +196,15 @@ class Calls:
     async def _back_off(self, row_id: int, attempt: int, error: Exception) -> None:
         wait_s = min(FIRST_BACK_OFF_S * 2 ** (attempt - 1), LONGEST_BACK_OFF_S) * random.uniform(0.5, 1.0)
         self._emit(Retrying(target=f"row {row_id}", code="", error=describe(error), attempt=attempt, wait_s=wait_s))
-        await self._off_the_loop(lambda: self._clock.wait(self._abandoned, wait_s))
+        await self.off_the_loop(lambda: self._clock.wait(self._abandoned, wait_s))
 
     async def _wait_out(self, error: Exception) -> None:
         """Waits until the database answers again."""
-        await self._off_the_loop(lambda: self._patience.call(self._table.bounds, after=error))
+        await self.off_the_loop(lambda: self._patience.call(self._table.bounds, after=error))
 
-    async def _off_the_loop(self, blocking: Callable[[], object]) -> None:
-        if self._spec.is_async:
-            await asyncio.to_thread(blocking)
-        else:
-            blocking()
+    async def off_the_loop(self, blocking: Callable[[], T]) -> T:
+        """What blocks, in another thread where an event loop would stand still."""
+        return await asyncio.to_thread(blocking) if self._spec.is_async else blocking()
 
 
 def describe(error: BaseException) -> str:
@@ -218,12 +219,13 @@ def wants_context(function: Callable[..., Any]) -> bool:
     Raises:
         TypeError: it takes neither one argument nor two.
     """
-    positional = [
-        p
-        for p in inspect.signature(function).parameters.values()
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
+    parameters = inspect.signature(function).parameters.values()
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = [p for p in positional if p.default is p.empty]
-    if not positional or len(required) > 2:
+    if (
+        not positional
+        or len(required) > 2
+        or any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters)
+    ):
         raise TypeError("a handler takes one argument (the row, or the list of rows), or two (and the Context)")
     return len(required) == 2 or (len(positional) == 2 and positional[1].name in ("ctx", "context"))

@@ -38,9 +38,9 @@ class _Batch:
 class Feed:
     """The rows of one slot between its reader and its handlers."""
 
-    def __init__(self, clock: Clock, part_size: Callable[[int], int]) -> None:
+    def __init__(self, clock: Clock, part_size: Callable[[int, int], int]) -> None:
         self._clock = clock
-        self._part_size = part_size  # rows in the batch → rows in the next part
+        self._part_size = part_size  # rows in the batch, and those left of it → rows in the next part
         self._lock = threading.RLock()
         self._for_reader, self._for_handlers, self._for_pipeline = (threading.Condition(self._lock) for _ in range(3))
         self._waiting: deque[_Batch] = deque()  # read, not wholly taken
@@ -121,10 +121,9 @@ class Feed:
         batch = self._waiting[0]
         if batch.number > self._saved + MOST_BATCHES_IN_WORK:
             return None
-        begin = batch.offset
-        end = min(len(batch.ids), begin + max(1, self._part_size(len(batch.ids))))
-        batch.offset = end
-        is_last = end == len(batch.ids)
+        begin, rows = batch.offset, len(batch.ids)
+        end = batch.offset = min(rows, begin + self._part_size(rows, rows - begin))
+        is_last = end == rows
         part = Part(batch.number, batch.ids[begin:end], batch.rows[begin:end], is_last, self._clock.now())
         if is_last:
             self._waiting.popleft()
@@ -177,15 +176,19 @@ class Feed:
         if self._failure is not None:
             raise self._failure
 
-    def collect(self) -> Done:
-        """Takes the finished prefix out: what may be saved now."""
+    def collect(self, *, to_batch_end: bool = False) -> Done:
+        """Takes the finished prefix out: what may be saved now. `to_batch_end`: only as far as a batch ends in it."""
         with self._lock:
-            finished = []
-            while self._taken and self._taken[0].handled is not None:
-                part = self._taken.popleft()
-                finished.append(part)
+            size = batches = whole = 0
+            for part in self._taken:
+                if part.handled is None:
+                    break
+                size += 1
                 if part.ends_batch:
-                    self._unsaved.popleft()
+                    batches, whole = batches + 1, size
+            finished = [self._taken.popleft() for _ in range(whole if to_batch_end else size)]
+            for _ in range(batches):
+                self._unsaved.popleft()
             return Done(finished)
 
     def saved(self, done: Done) -> None:

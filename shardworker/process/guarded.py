@@ -79,7 +79,10 @@ class HandleAgain:
     async def handle(self, part: Part, context: Context) -> None:
         """Puts new rows and new outcomes into the part, where its rows are stale."""
         assert part.handled is not None
-        ids, rows = self._patience.call(lambda: self._table.read_ids(sorted(part.stale), self._as_of))
+        stale = sorted(part.stale)
+        ids, rows = await self._calls.off_the_loop(
+            lambda: self._patience.call(lambda: self._table.read_ids(stale, self._as_of))
+        )
         handled = await self._calls.handle(ids, rows, context) if ids else None
         fresh = dict(zip(ids, rows, strict=True))
         part.rows = [fresh.get(row_id, row) for row_id, row in zip(part.ids, part.rows, strict=True)]

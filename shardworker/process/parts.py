@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,79 +38,81 @@ class Part:
 class Done:
     """A run of finished parts, contiguous and in order: what a checkpoint may move over."""
 
-    def __init__(self, parts: Sequence[Part] = (), before: int | None = None) -> None:
-        self._parts = parts
-        self._before = before  # only ids below it belong to it; None: all
-
-    @property
-    def whole_parts(self) -> Sequence[Part]:
-        """The parts themselves, not cut."""
-        return self._parts
+    def __init__(self, parts: Sequence[Part] = ()) -> None:
+        self.parts = parts
 
     @property
     def last_id(self) -> int | None:
         """The last id; None if there is none."""
-        for part in reversed(self._parts):
-            for row_id in reversed(part.ids):
-                if self._before is None or row_id < self._before:
-                    return row_id
-        return None
+        return self.parts[-1].ids[-1] if self.parts else None
 
     @property
     def batch_ends(self) -> int:
         """How many batches end in it."""
-        return sum(part.ends_batch for part in self._parts)
+        return sum(part.ends_batch for part in self.parts)
 
     @property
     def began(self) -> float:
-        return self._parts[0].began
+        return self.parts[0].began
 
-    def parts(self) -> list[tuple[Sequence[int], Handled]]:
-        """Ids and outcomes of each part, cut at the end."""
-        cut = self._before
-        pairs = [(part.ids, part.handled) for part in self._parts if part.handled is not None]
-        if cut is None:
-            return [(ids, handled) for ids, handled in pairs]
-        return [
-            (
-                [row_id for row_id in ids if row_id < cut],
-                Handled(
-                    {i: change for i, change in handled.changes.items() if i < cut},
-                    {i: reason for i, reason in handled.skipped.items() if i < cut},
-                    {i: row for i, row in handled.failed.items() if i < cut},
-                ),
-            )
-            for ids, handled in pairs
-        ]
+    @property
+    def rows(self) -> int:
+        return sum(len(part.ids) for part in self.parts)
 
     def tally(self) -> Tally:
-        return Tally.total(count(ids, handled) for ids, handled in self.parts())
+        tally = Tally()
+        for part in self.parts:
+            if part.handled is not None:
+                count_in(tally, part.ids, part.handled)
+        return tally
 
     def failed(self) -> list[FailedRow]:
-        return [row for _, handled in self.parts() for _, row in sorted(handled.failed.items())]
-
-    def changes(self) -> dict[int, Change | Deletion]:
-        merged: dict[int, Change | Deletion] = {}
-        for _, handled in self.parts():
-            merged |= handled.changes
-        return merged
+        outcomes = [part.handled for part in self.parts if part.handled is not None]
+        return [row for handled in outcomes for _, row in sorted(handled.failed.items())]
 
     def with_room_for(self, failed_rows: int) -> Done:
         """The beginning of it, up to just before the first failed row that is one too many."""
-        return Done(self._parts, before=self.failed()[failed_rows].row_id)
+        cut = self.failed()[failed_rows].row_id
+        return Done([_before(part, cut) for part in self.parts if part.ids[0] < cut])
 
     def __bool__(self) -> bool:
-        return self.last_id is not None
+        return bool(self.parts)
+
+
+def _before(part: Part, cut: int) -> Part:
+    """The beginning of a finished part, with the ids below `cut`: changes of later rows must not be written."""
+    assert part.handled is not None
+    size = bisect.bisect_left(part.ids, cut)
+    handled = Handled(
+        {row_id: change for row_id, change in part.handled.changes.items() if row_id < cut},
+        {row_id: reason for row_id, reason in part.handled.skipped.items() if row_id < cut},
+        {row_id: failed for row_id, failed in part.handled.failed.items() if row_id < cut},
+    )
+    ends_batch = part.ends_batch and size == len(part.ids)
+    return Part(part.batch, part.ids[:size], part.rows[:size], ends_batch, part.began, handled)
 
 
 def count(ids: Sequence[int], handled: Handled) -> Tally:
     """The tally of one part."""
     tally = Tally()
-    tally.deleted = sum(isinstance(change, Deletion) for change in handled.changes.values())
-    tally.changed = len(handled.changes) - tally.deleted
-    tally.skipped, tally.failed = len(handled.skipped), len(handled.failed)
-    tally.unchanged = len(ids) - tally.changed - tally.deleted - tally.skipped - tally.failed
-    tally.count_ids(ids)
-    if handled.skipped:
-        tally.reasons = Counter(handled.skipped.values())
+    count_in(tally, ids, handled)
     return tally
+
+
+def count_in(tally: Tally, ids: Sequence[int], handled: Handled) -> None:
+    """Add one part to a tally. There may be thousands in a batch, most of them without any outcome to count."""
+    tally.count_ids(ids)
+    unchanged = len(ids)
+    if handled.changes:
+        deleted = sum(isinstance(change, Deletion) for change in handled.changes.values())
+        tally.deleted += deleted
+        tally.changed += len(handled.changes) - deleted
+        unchanged -= len(handled.changes)
+    if handled.skipped:
+        tally.skipped += len(handled.skipped)
+        tally.reasons.update(handled.skipped.values())
+        unchanged -= len(handled.skipped)
+    if handled.failed:
+        tally.failed += len(handled.failed)
+        unchanged -= len(handled.failed)
+    tally.unchanged += unchanged

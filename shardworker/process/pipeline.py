@@ -29,6 +29,7 @@ from shardworker.process.pool import Pool
 from shardworker.process.table import Table
 from shardworker.retry import Patience
 
+FIRST_PAGE_ROWS = 1000
 LONGEST_UNSAVED_S = 1.0  # finished parts of a long batch are saved at least so often
 LOOK_S = 0.1  # how soon a stop or a lost lease is seen
 
@@ -192,7 +193,8 @@ class _Slot:
                     return over
 
     def _save(self) -> Ending | None:
-        done = self._feed.collect()
+        # A batch is one checkpoint; parts of the next one that are done go with its own.
+        done = self._feed.collect(to_batch_end=self._feed.has_batch_end)
         self._saved_at = self._p._clock.now()
         if not done:
             return None
@@ -209,8 +211,7 @@ class _Slot:
         last_id = done.last_id
         if last_id is not None:
             now = self._p._clock.now()
-            rows = sum(len(ids) for ids, _ in done.parts())
-            self._emit(BatchDone(slot=self._slot, last_id=last_id, rows=rows, seconds=now - done.began))
+            self._emit(BatchDone(slot=self._slot, last_id=last_id, rows=done.rows, seconds=now - done.began))
 
     def _parked(self, why: str) -> Ending:
         self._feed.stop()
@@ -250,10 +251,13 @@ class _Slot:
             if not self._feed.wait_for_room():
                 return
             self._guard.check()
+            # All handlers wait for the first page. A batch handler's calls are as large as they can be.
+            is_first = not self._feed.batches_read and self._p._table.spec.each != "batch"
+            size = min(limit, FIRST_PAGE_ROWS) if is_first else limit
             try:
-                ids, rows = self._p._patience.call(lambda: self._page(cursor, limit))  # noqa: B023
+                ids, rows = self._p._patience.call(lambda: self._page(cursor, size))  # noqa: B023
             except _TooSlow:
-                limit = max(1, limit // 2)
+                limit = max(1, size // 2)
                 continue
             if not ids:
                 break

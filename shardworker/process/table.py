@@ -144,7 +144,9 @@ class Table:
             ConfigurationError: it refuses; with its message.
         """
         try:
-            self.explain(IdRange(0, self.limits.last), as_of)  # any range does; a reader of logs wonders at negative ids
+            self.explain(
+                IdRange(0, self.limits.last), as_of
+            )  # any range does; a reader of logs wonders at negative ids
         except Exception as error:
             found = fault_of(error)
             if found is None or found[0] not in (Fault.PERMANENT, Fault.VALUE):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +15,7 @@ from sqlalchemy import Connection, Engine
 from shardworker.clock import Clock
 from shardworker.errors import HandlerError
 from shardworker.handler import Context
-from shardworker.process.calls import Calls, run_to_end
+from shardworker.process.calls import Calls
 from shardworker.process.database import transaction
 from shardworker.process.guarded import HandleAgain, write_parts
 from shardworker.process.ledger import Fence, Ledger
@@ -25,6 +26,14 @@ from shardworker.process.table import Table
 from shardworker.retry import Patience
 
 T = TypeVar("T")
+
+
+async def off_the_loop(pool: Pool, blocking: Callable[[], T]) -> T:
+    """What waits for the database must not hold up the other awaits; it keeps the fields of log lines."""
+    if pool.blocking is None:
+        return blocking()
+    context = contextvars.copy_context()
+    return await asyncio.get_running_loop().run_in_executor(pool.blocking, lambda: context.run(blocking))
 
 
 class Handling:
@@ -79,12 +88,12 @@ class HandlingAndWriting:
 
     async def _write_until_settled(self, part: Part, context: Context, guard: Guard) -> None:
         for attempt in range(1, self._again.attempts + 1):
-            if not await self._off_the_loop(lambda: self._patience.call(lambda: self._write_once(part, guard))):
+            if not await off_the_loop(self._pool, lambda: self._patience.call(lambda: self._write_once(part, guard))):
                 return
             if attempt < self._again.attempts:
                 await self._again.handle(part, context)
         self._again.give_up(part)
-        await self._off_the_loop(lambda: self._patience.call(lambda: self._write_once(part, guard)))
+        await off_the_loop(self._pool, lambda: self._patience.call(lambda: self._write_once(part, guard)))
 
     def _write_once(self, part: Part, guard: Guard) -> bool:
         """Whether rows were stale, and nothing was written."""
@@ -97,11 +106,6 @@ class HandlingAndWriting:
             with transaction(self._engine) as connection:
                 return bool(write_parts(connection, self._table, [part]))
 
-    async def _off_the_loop(self, blocking: Callable[[], T]) -> T:
-        if self._pool.blocking is None:
-            return blocking()
-        return await asyncio.get_running_loop().run_in_executor(self._pool.blocking, blocking)
-
 
 class BatchesInTransactions:
     """Batch handlers with `checkpoint="database"`: the function runs inside the transaction of the checkpoint.
@@ -109,10 +113,13 @@ class BatchesInTransactions:
     One batch at a time, in order. `fence` moves on with each of them.
     """
 
-    def __init__(self, calls: Calls, table: Table, ledger: Ledger, *, attempts: int, most_failed: int) -> None:
+    def __init__(
+        self, calls: Calls, table: Table, ledger: Ledger, pool: Pool, *, attempts: int, most_failed: int
+    ) -> None:
         self._calls = calls
         self._table = table
         self._ledger = ledger
+        self._pool = pool
         self._attempts = attempts
         self._most_failed = most_failed
         self.fence: Fence | None = None  # set by the checkpoint at each claim
@@ -123,7 +130,7 @@ class BatchesInTransactions:
             while True:
                 context.attempt = attempt
                 try:
-                    return self._commit(part, context, guard)
+                    return await off_the_loop(self._pool, lambda: self._commit(part, context, guard))
                 except HandlerError:
                     if attempt >= self._attempts:
                         raise
@@ -141,7 +148,7 @@ class BatchesInTransactions:
         def work(connection: Connection) -> Done:
             guard.check()
             context.connection = connection
-            mine.handled = run_to_end(self._calls.handle(part.ids, part.rows, context))
+            mine.handled = self._pool.run(self._calls.handle(part.ids, part.rows, context))
             write_parts(connection, self._table, [mine])
             return Done([mine])
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import sqlalchemy
@@ -68,13 +68,15 @@ def write(connection: Connection, table: Table, changes: Mapping[int, Change | D
             groups[frozenset(change)].append((row_id, change))
     for group in groups.values():
         names = list(group[0][1])
-        _update(connection, table, names, [(row_id, _values(table, row_id, change, names)) for row_id, change in group])
+        arrays = frozenset(name for name in names if isinstance(table.columns.c[name].type, sqlalchemy.ARRAY))
+        rows = [(row_id, _values(table, row_id, change, names, arrays)) for row_id, change in group]
+        _update(connection, table, names, rows)
     _delete(connection, table, deleted)
 
 
-def _values(table: Table, row_id: int, change: Change, names: Sequence[str]) -> Values:
+def _values(table: Table, row_id: int, change: Change, names: Sequence[str], arrays: Set[str]) -> Values:
     try:
-        values = tuple(change[name] if _is_array(table, name) else as_json(change[name]) for name in names)
+        values = tuple([change[name] if name in arrays else as_json(change[name]) for name in names])
     except (TypeError, ValueError) as error:
         raise HandlerError(f"row {row_id}: a returned value has no form in JSON: {error}", ids=[row_id]) from error
     for name, value in zip(names, values, strict=True):
@@ -82,10 +84,6 @@ def _values(table: Table, row_id: int, change: Change, names: Sequence[str]) -> 
             kind = type(value).__name__
             raise HandlerError(f"row {row_id}: the handler changes {name!r} to a {kind}, no value of SQL", ids=[row_id])
     return tuple(map(for_sqlite, values)) if table.engine.dialect.name == "sqlite" else values
-
-
-def _is_array(table: Table, name: str) -> bool:
-    return isinstance(table.columns.c[name].type, sqlalchemy.ARRAY)
 
 
 def _update(connection: Connection, table: Table, names: Sequence[str], rows: Rows) -> None:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from shardworker.claim.board import Board
 from shardworker.claim.slots import SlotMap, even_slot_size
-from shardworker.errors import RunConflict
+from shardworker.errors import RunConflict, RunStateLost
 from shardworker.handler import JobSpec
 from shardworker.ids import IdRange
 from shardworker.process.ledger import Ledger
@@ -91,6 +91,26 @@ def create(
             fields = json.loads(ledger.remember_run(json.dumps(fields)))
         _compare(board, fields, mark)
         meta = board.create(fields, amid_remains=ledger is not None)  # there the database knows what is done
+    _compare(board, meta, mark)
+    board.uid = meta["uid"]
+    return Run.from_meta(meta)
+
+
+def join(board: Board, mark: Mapping[str, str]) -> Run | None:
+    """The run that is there; None: there is none. Creates nothing.
+
+    Raises:
+        RunConflict: it has another fingerprint.
+        RunStateLost: it is being reset.
+    """
+    meta = board.meta()
+    if "resetting" in meta:
+        raise RunStateLost(
+            f"the run {board.keys.job}/{board.keys.run} is being reset; `shardworker reset` finishes a reset that was "
+            "broken off"
+        )
+    if "uid" not in meta:
+        return None
     _compare(board, meta, mark)
     board.uid = meta["uid"]
     return Run.from_meta(meta)

@@ -1,0 +1,48 @@
+"""How long a slot lies idle when its worker ends: from the signal to the first row of the worker that waited."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+
+from benchmarks.data import Bench
+from benchmarks.figures import Figure
+
+LEASE_S = 6
+_RENEWED_S = LEASE_S * 0.7  # by then it has been renewed at least once
+
+
+def figures(bench: Bench) -> Iterator[Figure]:
+    rounds = bench.few(2, 5)
+    killed = max(_idle_s(bench, signal.SIGKILL, rounds))
+    yield Figure(figure=f"take-over after SIGKILL, lease {LEASE_S} s", value=killed, unit="s", goal=LEASE_S + 2)
+    stopped = max(_idle_s(bench, signal.SIGTERM, rounds))
+    yield Figure(figure="take-over after SIGTERM", value=stopped, unit="s", goal=2)
+
+
+def _idle_s(bench: Bench, number: signal.Signals, rounds: int) -> list[float]:
+    """One slot, and a chain of workers: each is ended while the next one waits, which then has it."""
+    settings = {"lease": f"{LEASE_S}s", "slot_size": bench.rows, "batch_size": 100, "run": f"ended-by-{number.name}"}
+    idle = []
+    with contextlib.ExitStack() as processes:
+        holder = processes.enter_context(bench.process("note_first", **settings))
+        holds_since = bench.first_row_at(holder)
+        for _ in range(rounds):
+            said = _waiting(bench)
+            heir = processes.enter_context(bench.process("note_first", **settings))
+            while _waiting(bench) == said or time.monotonic() < holds_since + _RENEWED_S:
+                time.sleep(0.02)
+            ended_at = time.monotonic()
+            holder.send_signal(number)
+            holds_since = bench.first_row_at(heir)
+            idle.append(holds_since - ended_at)
+            holder.wait()
+            holder = heir
+    return idle
+
+
+def _waiting(bench: Bench) -> int:
+    """How often workers have said that they wait."""
+    return (bench.folder / "log").read_text().count("waiting;")
