@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 if TYPE_CHECKING:
     import threading
@@ -50,7 +50,7 @@ class Skip(Exception):
 class _RowType(type):
     """`Row(id=1, email="x")` builds a row for a unit test; the classes of queries are made by `row_class`."""
 
-    def __call__(cls, /, **columns: Any) -> Any:
+    def __call__(cls, /, **columns: Any) -> Row:
         return tuple.__new__(row_class(tuple(columns)), columns.values())
 
 
@@ -65,7 +65,7 @@ class Row(tuple[Any, ...], metaclass=_RowType):
 
     if TYPE_CHECKING:
 
-        def __init__(self, **columns: Any) -> None: ...
+        def __new__(cls, /, **columns: Any) -> Self: ...
 
     def __getattr__(self, name: str) -> Any:  # reached only where there is no such column
         raise AttributeError(_no_column(self, name))

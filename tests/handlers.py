@@ -11,6 +11,7 @@ HANDLER_GATE          a file: until it is there `record_elsewhere` waits with id
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -26,6 +27,7 @@ from shardworker import DELETE, Change, Context, Deletion, Row, job
 from shardworker.handler import columns_of
 
 _local = threading.local()
+_sqlite_turn = threading.Lock()  # SQLite has one writer; threads that find it busy would sleep longer and longer
 _calls: Counter[int] = Counter()
 ROW_S = float(os.environ.get("HANDLER_ROW_S", "0"))
 POD = os.environ.get("HANDLER_POD", "pod")
@@ -56,7 +58,8 @@ def connection() -> sqlalchemy.Connection:
 
 def note(row_id: int) -> None:
     """One line in `seen`, before anything else."""
-    connection().execute(text("INSERT INTO seen (row_id, pod) VALUES (:id, :pod)"), {"id": row_id, "pod": POD})
+    with _sqlite_turn if connection().dialect.name == "sqlite" else contextlib.nullcontext():
+        connection().execute(text("INSERT INTO seen (row_id, pod) VALUES (:id, :pod)"), {"id": row_id, "pod": POD})
 
 
 def _maybe_fail(row_id: int) -> None:
@@ -184,3 +187,11 @@ def raise_braces(row: Row) -> None:
         if _calls[row.id] <= FAIL_TIMES:
             raise RuntimeError(FAIL_TEXT)
     note(row.id)
+
+
+@job(table="items", name="record")
+def record_batch(row: Row, ctx: Context) -> None:
+    """Notes as `pod` in which batch of its slot the row was read."""
+    connection().execute(
+        text("INSERT INTO seen (row_id, pod) VALUES (:id, :pod)"), {"id": row.id, "pod": str(ctx.batch)}
+    )

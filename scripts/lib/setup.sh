@@ -138,7 +138,7 @@ need_servers() {
         return 0
     fi
     # shellcheck disable=SC2086    # one word for each package
-    apt_install $packages
+    apt_install $packages sysbench    # it makes the table of a million rows for a test
     # Debian starts what it installs. The tests start servers of their own, with ports and data of their own.
     for service in $packages; do
         service=${service%-server}

@@ -72,11 +72,11 @@ def _split(given: Sequence[str], flags: set[str], parser: argparse.ArgumentParse
     rest = list(given)
     while rest:
         word = rest.pop(0)
-        if not word.startswith("--") or word in flags:
+        if not word.startswith("--") or word.partition("=")[0] in flags:
             words.append(word)
             continue
         name, has_value, value = word[2:].partition("=")
-        if not name or word.partition("=")[0] in flags:
+        if not name:
             parser.error(f"unexpected argument {word!r}")
         if not has_value:
             if not rest:

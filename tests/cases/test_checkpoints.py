@@ -153,7 +153,7 @@ def test_case_16_no_row_is_dropped_where_sizes_do_not_divide(
     world = make_world(database)
     world.create_items(range(1, rows + 1))
 
-    assert world.run(slot_size=rows, batch_size=batch_size, parallelism=parallelism) == 0
+    assert world.start(slot_size=rows, batch_size=batch_size, parallelism=parallelism).wait(150) == 0
     assert Counter(world.seen()) == Counter(range(1, rows + 1))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -33,6 +34,24 @@ def leases(world: World) -> dict[str, int]:
     keys = [str(key) for key in world.redis.scan_iter(world.key("lease:*").replace("[", "\\["))]
     times: dict[str, int] = {key: world.redis.pttl(key) for key in keys}
     return {key: ms for key, ms in times.items() if ms != -2}  # one that has just ended
+
+
+def free_at(world: World, slot: int = 0) -> float:
+    """When the lease of a slot ends by itself, in seconds since 1970."""
+    return time.time() + max(0, world.redis.pttl(world.key(f"lease:{slot}"))) / 1000
+
+
+def claimed_after(pod: Pod, free_at: float) -> float:
+    """How long after the end of the lease before a worker's first claim came; or after its first look, if later."""
+
+    def first(*messages: str) -> float | None:
+        times = [line["time"] for line in pod.lines() if line["message"] in messages]
+        return datetime.fromisoformat(times[0]).timestamp() if times else None
+
+    claims = ("claimed", "claimed; resumed after last_id")
+    claimed = wait_until(lambda: first(*claims), "it has the slot")
+    looked = first("waiting; other workers hold what is left", *claims)
+    return float(claimed - free_at if claimed < free_at else claimed - max(free_at, looked or 0))
 
 
 def is_greeting(request: bytes) -> bool:
@@ -120,17 +139,11 @@ def test_case_23_a_restarted_container_waits_for_the_lease_of_its_own_earlier_li
     world.create_items(range(1, 1001))
     first = world.start(**SAME_POD)
     wait_until(lambda: world.checkpoint() >= 200, "two batches are saved")
-    old = world.lease()
     first.kill()
-    killed_at, left_ms = time.monotonic(), world.redis.pttl(world.key("lease:0"))
-    saved = world.checkpoint()
+    second = world.start(**SAME_POD)
+    end_of_lease, saved = free_at(world), world.checkpoint()
 
-    with watched(world.lease) as tokens:
-        second = world.start(**SAME_POD)
-        wait_until(lambda: world.seen_by(second), "the second life works")
-    wait_s = next(at for at, token in tokens if token not in (old, None)) - killed_at
-
-    assert left_ms / 1000 - 0.1 <= wait_s <= 3.0 + POLL_S + SLACK_S
+    assert -0.1 <= claimed_after(second, end_of_lease) <= POLL_S + SLACK_S
     assert second.wait() == 0
     assert log_lines(second, "claimed; resumed after last_id", last_id=saved)
     assert sorted(world.seen_by(second)) == list(range(saved + 1, 1001))
@@ -146,7 +159,7 @@ def test_case_23_a_worker_that_was_frozen_beyond_its_lease_saves_nothing_when_it
     with first.frozen():
         saved = world.checkpoint()
         second = world.start(**SAME_POD)
-        wait_until(lambda: world.checkpoint() > saved, "the second life has saved a batch")
+        wait_until(lambda: world.seen_by(second) and world.checkpoint() > saved, "the second life has saved a batch")
         token = world.lease()
 
     with watched(lambda: (world.lease(), world.checkpoint())) as samples:
@@ -179,15 +192,12 @@ def test_case_24_a_worker_killed_around_its_claim_leaves_no_lease_without_an_end
             held.deliver()
             left = leases(world)
             taken += bool(left)
-            assert all(0 < ms <= lease_s * 1000 for ms in left.values()), (moment, left)
-    killed_at = time.monotonic()
+            assert all(0 <= ms <= lease_s * 1000 for ms in left.values()), (moment, left)
+    end_of_lease = free_at(world)
 
     last = world.start(lease=f"{lease_s:g}s", slot_attempts=100)
-    wait_until(
-        lambda: log_lines(last, "claimed") or log_lines(last, "claimed; resumed after last_id"), "it has the slot"
-    )
 
-    assert time.monotonic() - killed_at <= lease_s + POLL_S + SLACK_S
+    assert claimed_after(last, end_of_lease) <= POLL_S + SLACK_S
     assert taken == 7  # not after create and pick
     assert all(ms == -2 or 0 <= ms <= lease_s * 1000 for _, ms in times)
     assert last.wait() == 0
@@ -198,23 +208,22 @@ def test_case_24_a_worker_killed_soon_after_its_start_leaves_no_lease_without_an
     """The case as it stands, counted from the moment at which a worker begins to use Redis."""
     world.create_items(range(1, 1001))
     lease_s = 2.0
+    # More kills in one slot than the default of SLOT_ATTEMPTS would park it for.
+    settings: dict[str, Any] = {"lease": f"{lease_s:g}s", "slot_attempts": 100}
     with watched(lambda: world.redis.pttl(world.key("lease:0")), every=0.002) as times:
         for moment_ms in (0, 5, 10, 20, 30, 50, 80, 150, 300, 500):
             with Proxy(world.redis_url) as door:
-                pod = world.start(lease=f"{lease_s:g}s", redis_url=door.url, HANDLER_ROW_S=0.02)
+                pod = world.start(redis_url=door.url, HANDLER_ROW_S=0.02, **settings)
                 wait_until(lambda: door.passed, "the worker talks to Redis", every=0.001)
                 pause(moment_ms / 1000)
                 pod.kill()
             left = leases(world)
-            assert all(0 < ms <= lease_s * 1000 for ms in left.values()), (moment_ms, left)
-    killed_at = time.monotonic()
+            assert all(0 <= ms <= lease_s * 1000 for ms in left.values()), (moment_ms, left)
+    end_of_lease = free_at(world)
 
-    last = world.start(lease=f"{lease_s:g}s")
-    wait_until(
-        lambda: log_lines(last, "claimed") or log_lines(last, "claimed; resumed after last_id"), "it has the slot"
-    )
+    last = world.start(**settings)
 
-    assert time.monotonic() - killed_at <= lease_s + POLL_S + SLACK_S
+    assert claimed_after(last, end_of_lease) <= POLL_S + SLACK_S
     assert all(ms == -2 or 0 <= ms <= lease_s * 1000 for _, ms in times)
     assert last.wait() == 0
     assert set(world.seen()) == set(range(1, 1001))
