@@ -45,7 +45,7 @@ def fields(text: str) -> dict[str, str]:
     """The first lines of `status` or `plan`: name and value."""
     return dict(
         re.split(r"\s{2,}", line, maxsplit=1) for line in text.splitlines() if re.search(r"^\w[\w ]*\s{2,}", line)
-    )  # type: ignore[misc]
+    )
 
 
 def findings(world: World, *arguments: str, **variables: object) -> tuple[int, list[str]]:
@@ -346,7 +346,7 @@ def test_check_warns_of_a_replica_and_of_a_clock_that_is_off(world: World) -> No
     with services.private("redis", "--appendonly", "yes") as server:
         client = redis.Redis.from_url(server.url, decode_responses=True)
         assert list(of_redis(client)) == []
-        client.execute_command("REPLICAOF", "127.0.0.1", "1")
+        client.replicaof("127.0.0.1", 1)
         ahead = list(of_redis(client, wall=lambda: time.time() + 5))
         client.close()
 

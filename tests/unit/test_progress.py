@@ -38,7 +38,7 @@ def batch(rows: int) -> BatchDone:
 # The numbers -------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_said_before_the_first_look():
+def test_nothing_is_said_before_the_first_look() -> None:
     """A resumed run has rows that this process knows nothing of."""
     pace = Pace(began=0.0)
     pace.did(10)
@@ -46,7 +46,7 @@ def test_nothing_is_said_before_the_first_look():
     assert pace.numbers(1.0) is None
 
 
-def test_own_rows_are_added_between_two_looks():
+def test_own_rows_are_added_between_two_looks() -> None:
     pace = Pace(began=0.0)
     pace.did(10)  # seen by the look
     pace.looked(look(1000), at=1.0)
@@ -58,7 +58,7 @@ def test_own_rows_are_added_between_two_looks():
     assert shown.rows == 1005
 
 
-def test_speed_is_that_of_the_whole_run_once_there_are_two_looks():
+def test_speed_is_that_of_the_whole_run_once_there_are_two_looks() -> None:
     """Other workers' rows count, and those of a life before this one do not."""
     pace = Pace(began=0.0)
     pace.looked(look(50_000), at=0.0)
@@ -74,7 +74,7 @@ def test_speed_is_that_of_the_whole_run_once_there_are_two_looks():
     assert together.rows_per_s == 800.0
 
 
-def test_an_estimate_that_was_too_low_gives_way():
+def test_an_estimate_that_was_too_low_gives_way() -> None:
     pace = Pace(began=0.0)
     pace.estimate = 100
     pace.looked(look(150), at=1.0)
@@ -85,7 +85,7 @@ def test_an_estimate_that_was_too_low_gives_way():
     assert (shown.expected_rows, shown.share, shown.left_s) == (150, 1.0, None)
 
 
-def test_with_a_filter_the_slots_that_are_done_say_how_many_rows_there_will_be():
+def test_with_a_filter_the_slots_that_are_done_say_how_many_rows_there_will_be() -> None:
     """The server's estimate counts rows that the filter leaves out."""
     pace = Pace(began=0.0)
     pace.looked(look(300, slots_done=0), at=0.0)
@@ -100,7 +100,7 @@ def test_with_a_filter_the_slots_that_are_done_say_how_many_rows_there_will_be()
     assert known.left_s == (2400 - 600) / 30
 
 
-def test_a_reset_under_way_shows_no_negative_speed():
+def test_a_reset_under_way_shows_no_negative_speed() -> None:
     pace = Pace(began=0.0)
     pace.looked(look(1000), at=0.0)
     pace.looked(look(0), at=10.0)
@@ -124,11 +124,11 @@ def test_a_reset_under_way_shows_no_negative_speed():
         ),
     ],
 )
-def test_numbers_in_words(changes: dict[str, Any], text: str):
+def test_numbers_in_words(changes: dict[str, Any], text: str) -> None:
     assert numbers(**changes).text() == text
 
 
-def test_share_is_that_of_the_slots_where_no_one_knows_the_rows():
+def test_share_is_that_of_the_slots_where_no_one_knows_the_rows() -> None:
     assert numbers(expected_rows=None).share == 0.2
     assert numbers(expected_rows=None, slots=0, slots_done=0).share == 0.0
 
@@ -139,7 +139,7 @@ def test_share_is_that_of_the_slots_where_no_one_knows_the_rows():
 @contextmanager
 def log_lines() -> Iterator[list[dict[str, Any]]]:
     lines: list[dict[str, Any]] = []
-    sink = logger.add(lambda message: lines.append(message.record), level="INFO")
+    sink = logger.add(lambda message: lines.append(dict(message.record)), level="INFO")
     logger.enable("shardworker")
     try:
         yield lines
@@ -168,7 +168,7 @@ class QuickClock(SystemClock):
         return stop.is_set()
 
 
-def test_elsewhere_than_on_a_terminal_there_is_one_line_and_one_look_every_ten_seconds():
+def test_elsewhere_than_on_a_terminal_there_is_one_line_and_one_look_every_ten_seconds() -> None:
     clock, looks = QuickClock(waits=3), 0
 
     def take() -> Look:
@@ -192,7 +192,7 @@ def test_elsewhere_than_on_a_terminal_there_is_one_line_and_one_look_every_ten_s
     }
 
 
-def test_looks_that_fail_leave_the_last_numbers_and_harm_nobody():
+def test_looks_that_fail_leave_the_last_numbers_and_harm_nobody() -> None:
     """Redis may be away; a worker waits that out, and progress has nothing to add."""
     clock, answers = QuickClock(waits=2), iter([look(500)])
 
@@ -207,7 +207,7 @@ def test_looks_that_fail_leave_the_last_numbers_and_harm_nobody():
     assert [line["extra"]["rows"] for line in lines] == [500, 500]
 
 
-def test_events_go_on_to_the_narrator():
+def test_events_go_on_to_the_narrator() -> None:
     heard: list[Event] = []
     shown = Progress(heard.append, SystemClock())
     events: list[Event] = [batch(10), SlotFinished(slot="0", rows=10, seconds=1.0)]
@@ -218,7 +218,7 @@ def test_events_go_on_to_the_narrator():
     assert heard == events
 
 
-def test_the_thread_has_a_name_and_is_joined():
+def test_the_thread_has_a_name_and_is_joined() -> None:
     clock, name = SystemClock(), ""
 
     def take() -> Look:
@@ -233,7 +233,9 @@ def test_the_thread_has_a_name_and_is_joined():
     assert name not in [thread.name for thread in threading.enumerate()]
 
 
-def test_a_log_stream_follows_standard_output(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_a_log_stream_follows_standard_output(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While a bar is drawn rich stands in for standard output, and puts lines above the bar."""
     stream = progress.current_output()
     stream.write("before\n")
