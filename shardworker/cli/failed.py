@@ -57,6 +57,8 @@ from shardworker.run.retry_failed import (
     in_words,
 )
 
+MUST_FIT = ("kind", "schema", "table", "key", "CHECKPOINT")  # of the fingerprint; slots and bounds do not matter here
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="list|retry", required=True)
@@ -159,7 +161,8 @@ def _run(process: assembly.Process, ids: Sequence[int]) -> Retried | None:
     patience = store_patience(settings, clock, process.emit, process.stop)
     check_store(process.store, clock, patience)
     board = process.store.board(process.keys)
-    mark = fingerprint(process.job.spec, table, settings.as_written())
+    whole = fingerprint(process.job.spec, table, settings.as_written())
+    mark = {name: whole[name] for name in MUST_FIT}
     run = patience.call(lambda: join(board, mark))
     if run is None:
         patience.call(lambda: the_run(board.client, settings, process.job.name))  # says what is missing

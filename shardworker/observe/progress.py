@@ -21,6 +21,7 @@ from shardworker.observe.logs import logger
 
 LOOK_EVERY_S = 10.0
 DRAW_EVERY_S = 0.5
+JOIN_S = 1.0  # a question to a server that hangs must not keep a worker that has ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +128,7 @@ class Progress:
             yield
         finally:
             ended.set()
-            thread.join()
+            thread.join(JOIN_S)
             display.close()
 
     def _show(
@@ -137,8 +138,8 @@ class Progress:
         estimate: Callable[[], int | None],
         ended: threading.Event,
     ) -> None:
-        self._try("estimate", lambda: setattr(self._pace, "estimate", estimate()))
         self._look(look)
+        self._try("estimate", lambda: setattr(self._pace, "estimate", estimate()))
         looked_at = shown_at = self._clock.now()
         while not self._clock.wait(ended, min(display.every_s, LOOK_EVERY_S)):
             now = self._clock.now()

@@ -97,7 +97,7 @@ def create(
 
 
 def join(board: Board, mark: Mapping[str, str]) -> Run | None:
-    """The run that is there; None: there is none. Creates nothing.
+    """The run that is there; None: there is none. Creates nothing. `mark`: the part of the fingerprint that matters.
 
     Raises:
         RunConflict: it has another fingerprint.
@@ -130,7 +130,7 @@ def _fields(mark: Mapping[str, str], slot_map: SlotMap, now: float, code_version
 
 def _compare(board: Board, meta: Mapping[str, str], mark: Mapping[str, str]) -> None:
     saved = json.loads(meta["fingerprint"])
-    other = [name for name in {*saved, *mark} if saved.get(name) != mark.get(name)]
+    other = [name for name, now in mark.items() if saved.get(name) != now]
     if other:
         differences = "; ".join(f"{name}: saved {saved.get(name)!r}, now {mark.get(name)!r}" for name in sorted(other))
         raise RunConflict(

@@ -233,6 +233,19 @@ def test_the_thread_has_a_name_and_is_joined() -> None:
     assert name not in [thread.name for thread in threading.enumerate()]
 
 
+def test_a_question_that_hangs_does_not_keep_the_worker():
+    """All connections of the pool may be in use by handlers that hang: the end of a drain must not wait for them."""
+    answered = threading.Event()
+    try:
+        with Progress(lambda _event: None, SystemClock()).shown(
+            lambda: look(1), lambda: int(answered.wait(60)), title="x"
+        ):
+            began = SystemClock().now()
+        assert SystemClock().now() - began < 30
+    finally:
+        answered.set()
+
+
 def test_a_log_stream_follows_standard_output(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
