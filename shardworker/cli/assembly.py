@@ -191,6 +191,7 @@ def worker(process: Process, prepared: Prepared, die: Callable[[Lease], None]) -
                 pool,
                 patience=patience,
                 clock=clock,
+                abandoned=abandoned,
                 observe_write=part_size.observe_write,
             )
 

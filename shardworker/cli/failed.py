@@ -230,6 +230,7 @@ def _retry_of(process: assembly.Process, table: Any, run: Run, board: Board, lea
                 Pool(1, is_async=False),  # never entered: one part after another, written where it was handled
                 patience=patience,
                 clock=clock,
+                abandoned=lease.lost,
                 observe_write=lambda _seconds: None,
             )
         )

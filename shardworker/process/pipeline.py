@@ -9,6 +9,7 @@ a drain), PARKED (a row or part failed for good), or by an error: LeaseLost, Una
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -153,8 +154,7 @@ class _Slot:
         try:
             ending = self._steer()
         except LeaseLost:
-            self._p._abandoned.set()
-            self._p._cancel()  # statements in flight: another worker may be at these rows
+            self._abandon()
             raise
         finally:
             self._feed.stop()
@@ -162,6 +162,12 @@ class _Slot:
                 self._end_everything()
             self._p._pool.take_back()
         return ending
+
+    def _abandon(self) -> None:
+        """No part writes any more, and statements in flight end: another worker may soon be at these rows."""
+        self._p._abandoned.set()
+        with contextlib.suppress(Exception):  # the database may be away
+            self._p._cancel()
 
     def _end_everything(self) -> None:
         """What runs under this lease must have ended before the next slot begins. (If the lease is lost, the sentinel
@@ -221,10 +227,12 @@ class _Slot:
     def _drained(self) -> Ending:
         self._feed.stop()
         is_idle = self._wait_for_parts(self._p._clock.now() + self._p._grace_s)
+        if is_idle:
+            self._feed.raise_failure()
+        done = self._feed.collect()  # first: what handlers return once they are told to give up is no result
         if not is_idle:
-            self._p._abandoned.set()
-        self._feed.raise_failure()
-        return Ending(how=How.STOPPED, done=self._feed.collect(), why="drained", still_running=not is_idle)
+            self._abandon()
+        return Ending(how=How.STOPPED, done=done, why="drained", still_running=not is_idle)
 
     def _wait_for_parts(self, until: float | None) -> bool:
         """Waits for the parts that were taken; False: some still run at `until`."""

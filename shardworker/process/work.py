@@ -13,7 +13,7 @@ from loguru import logger
 from sqlalchemy import Connection, Engine
 
 from shardworker.clock import Clock
-from shardworker.errors import HandlerError
+from shardworker.errors import HandlerError, Stopped
 from shardworker.handler import Context
 from shardworker.process.calls import Calls
 from shardworker.process.database import transaction
@@ -60,6 +60,7 @@ class HandlingAndWriting:
         *,
         patience: Patience,
         clock: Clock,
+        abandoned: threading.Event,
         observe_write: Callable[[float], None],
     ) -> None:
         self._calls = calls
@@ -69,6 +70,7 @@ class HandlingAndWriting:
         self._pool = pool
         self._patience = patience
         self._clock = clock
+        self._abandoned = abandoned  # set: the slot is given back while handlers still run
         self._observe_write = observe_write  # is told how many seconds a part's writing took
         # SQLite has one writer at a time; those who find it busy sleep longer and longer.
         one_at_a_time = engine.dialect.name == "sqlite"
@@ -99,6 +101,8 @@ class HandlingAndWriting:
         """Whether rows were stale, and nothing was written."""
         with self._turn:
             guard.check()
+            if self._abandoned.is_set():
+                raise Stopped
             # One statement commits by itself; on SQLite it is one for each row, and each would wait for the disk.
             if not self._table.spec.guard and self._engine.dialect.name != "sqlite":
                 with self._engine.connect() as connection:

@@ -233,7 +233,7 @@ def test_the_thread_has_a_name_and_is_joined() -> None:
     assert name not in [thread.name for thread in threading.enumerate()]
 
 
-def test_a_question_that_hangs_does_not_keep_the_worker():
+def test_a_question_that_hangs_does_not_keep_the_worker() -> None:
     """All connections of the pool may be in use by handlers that hang: the end of a drain must not wait for them."""
     answered = threading.Event()
     try:
