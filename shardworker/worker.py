@@ -125,7 +125,7 @@ class Worker:
                     # A start is a person's, or a Job's, wish to try them once more.
                     self._patience.call(lambda: self._board.requeue(parked))  # noqa: B023
                 case Finished():
-                    self.found_it_complete = is_first_look
+                    self.found_it_complete = is_first_look and not found.found_now
                     return found
 
     # Claiming ----------------------------------------------------------------------------------------------------

@@ -108,7 +108,7 @@ class Calls:
                 if attempt >= self._attempts or self._abandoned.is_set():
                     handled.failed[row_id] = self._failed(row_id, error, attempt)
                     return
-                await self._back_off(row_id, attempt, error)
+                await self.back_off(row_id, attempt, error)
                 attempt += 1
             else:
                 await self._wait_out(error)
@@ -170,7 +170,7 @@ class Calls:
                         ids=ids,
                         attempts=attempt,
                     ) from error
-                await self._back_off(ids[0], attempt, error)
+                await self.back_off(ids[0], attempt, error)
                 attempt += 1
 
     def _sorted_out(self, ids: Sequence[int], outcomes: object) -> Handled:
@@ -193,7 +193,7 @@ class Calls:
         return handled
 
     # Waiting -----------------------------------------------------------------------------------------------------
-    async def _back_off(self, row_id: int, attempt: int, error: Exception) -> None:
+    async def back_off(self, row_id: int, attempt: int, error: Exception) -> None:
         wait_s = min(FIRST_BACK_OFF_S * 2 ** (attempt - 1), LONGEST_BACK_OFF_S) * random.uniform(0.5, 1.0)
         self._emit(Retrying(target=f"row {row_id}", code="", error=describe(error), attempt=attempt, wait_s=wait_s))
         await self.off_the_loop(lambda: self._clock.wait(self._abandoned, wait_s))

@@ -135,9 +135,10 @@ class BatchesInTransactions:
                 context.attempt = attempt
                 try:
                     return await off_the_loop(self._pool, lambda: self._commit(part, context, guard))
-                except HandlerError:
+                except HandlerError as error:
                     if attempt >= self._attempts:
                         raise
+                    await self._calls.back_off(part.ids[0], attempt, error)
                     attempt += 1
 
     def committed(self) -> Fence:
