@@ -7,6 +7,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy
@@ -147,140 +148,166 @@ def prepare(process: Process) -> Prepared:
 @contextlib.contextmanager
 def worker(process: Process, prepared: Prepared, die: Callable[[Lease], None]) -> Iterator[Worker]:
     """A worker with its threads running."""
-    settings, spec, clock, emit = process.settings, process.job.spec, process.clock, process.emit
-    abandoned = threading.Event()  # what still runs will not be taken any more
-    patience = database_patience(settings, clock, emit, abandoned)
-    table, run, engine = prepared.table, prepared.run, process.engine
-    ledger = process.ledger(abandoned)
-    # Batches in the checkpoint's transaction go one after another.
-    in_order = spec.each == "batch" and ledger is not None
-    parallelism = 1 if in_order else settings.parallelism
-    part_size = PartSize(spec.each, settings.part_size, parallelism)
-    calls = Calls(
-        spec,
-        table,
-        attempts=settings.attempts,
-        patience=patience,
-        clock=clock,
-        emit=emit,
-        abandoned=abandoned,
-        observe=part_size.observe,
-    )
-    again = HandleAgain(calls, table, attempts=settings.attempts, patience=patience, clock=clock, as_of=run.as_of)
-    renewing = process.store.board(process.keys, uid=run.uid)  # its own connection
-    waiting = process.store.board(process.keys, uid=run.uid, timeout_s=LONGEST_WAIT_S + 5.0)
-    with (
-        Pool(parallelism, is_async=spec.is_async) as pool,
-        Renewal(renewing, ttl_s=settings.lease_s, clock=clock, emit=emit, die=die) as renewal,
-    ):
-        work: PartWork
-        if in_order and ledger is not None:
-            batches = BatchesInTransactions(
-                calls, table, ledger, pool, attempts=settings.attempts, most_failed=settings.max_failed_rows
-            )
-            work = batches
-        elif ledger is not None:
-            batches, work = None, Handling(calls)
-        else:
-            batches = None
-            work = HandlingAndWriting(
-                calls,
-                again,
-                table,
-                engine,
-                pool,
-                patience=patience,
-                clock=clock,
-                abandoned=abandoned,
-                observe_write=part_size.observe_write,
-            )
+    settings, clock, emit = process.settings, process.clock, process.emit
+    renewing = process.store.board(process.keys, uid=prepared.run.uid)  # its own connection
+    built = _Assembly(process, prepared)
+    with built.pool, Renewal(renewing, ttl_s=settings.lease_s, clock=clock, emit=emit, die=die) as renewal:
+        yield built.worker(renewal)
 
-        def checkpoint_of(holder: Holder) -> SlotCheckpoint:
-            if ledger is None:
-                return RedisCheckpoint(holder)
-            kind = DatabaseCheckpoint if batches is None else BatchCheckpoint
 
-            def write(connection: Connection, done: Done) -> list[Part]:
-                holder.lease.check()
-                return write_parts(connection, table, done.parts)
+class _Assembly:
+    """The collaborators of one worker, each built from those above it."""
 
-            def handle_again(parts: list[Part], is_last_attempt: bool) -> None:
-                for part in parts:
-                    if is_last_attempt:
-                        again.give_up(part)
-                    else:
-                        pool.run(again.handle(part, context_of(holder.slot, part.batch)))
-
-            checkpoint = kind(
-                holder,
-                ledger,
-                ledger.claim(holder.slot, holder.bounds),
-                write,
-                handle_again,
-                attempts=settings.attempts,
-                most_failed=settings.max_failed_rows,
-                is_held=lambda: prepared.board.renew(
-                    {holder.slot: holder.lease.token}, ttl_ms=round(settings.lease_s * 1000)
-                )[holder.slot],
-            )
-            if batches is not None and isinstance(checkpoint, BatchCheckpoint):
-                batches.fence = checkpoint.fence
-                checkpoint.committed = batches.committed
-            return checkpoint
-
-        clients = _Clients(process.store)
-        users_engine = database.transactional(engine)
-
-        def context_of(slot: str, batch: int) -> Context:
-            return Context(
-                job=spec.name,
-                run=settings.run,
-                slot=slot,
-                batch=batch,
-                as_of=run.as_of,
-                engine=users_engine,
-                key=table.key,
-                _stopping=abandoned,
-                _redis=clients.client,
-            )
-
-        pipeline = Pipeline(
-            table=table,
-            work=work,
-            pool=pool,
-            batch_size=settings.batch_size,
-            part_size=part_size,
-            grace_s=settings.grace_s,
-            patience=patience,
-            stop=process.stop,
-            abandoned=abandoned,
-            clock=clock,
-            emit=emit,
-            as_of=run.as_of,
-            cancel=lambda: database.cancel(engine),
+    def __init__(self, process: Process, prepared: Prepared) -> None:
+        settings, spec = process.settings, process.job.spec
+        self._process = process
+        self._prepared = prepared
+        self._abandoned = threading.Event()  # set: what still runs will not be taken any more
+        self._patience = database_patience(settings, process.clock, process.emit, self._abandoned)
+        self._ledger = process.ledger(self._abandoned)
+        # Batches in the checkpoint's transaction go one after another.
+        parallelism = 1 if spec.each == "batch" and self._ledger is not None else settings.parallelism
+        self.pool = Pool(parallelism, is_async=spec.is_async)
+        self._part_size = PartSize(spec.each, settings.part_size, parallelism)
+        self._calls = Calls(
+            spec,
+            prepared.table,
+            attempts=settings.attempts,
+            patience=self._patience,
+            clock=process.clock,
+            emit=process.emit,
+            abandoned=self._abandoned,
+            observe=self._part_size.observe,
         )
-        yield Worker(
-            run=run,
+        self._again = HandleAgain(
+            self._calls,
+            prepared.table,
+            attempts=settings.attempts,
+            patience=self._patience,
+            clock=process.clock,
+            as_of=prepared.run.as_of,
+        )
+        self._work = self._what_is_done_with_a_part()
+        self._users_engine = database.transactional(process.engine)
+        self._users_client = _Clients(process.store).client
+
+    def worker(self, renewal: Renewal) -> Worker:
+        process, prepared, settings = self._process, self._prepared, self._process.settings
+        return Worker(
+            run=prepared.run,
             board=prepared.board,
-            waiting_board=waiting,
+            waiting_board=process.store.board(process.keys, uid=prepared.run.uid, timeout_s=LONGEST_WAIT_S + 5.0),
             renewal=renewal,
-            pipeline=pipeline,
-            table=table,
-            checkpoint_of=checkpoint_of,
-            context_of=context_of,
+            pipeline=self._pipeline(),
+            table=prepared.table,
+            checkpoint_of=self._checkpoint_of,
+            context_of=self._context_of,
             limits=Limits(
                 lease_s=settings.lease_s,
                 keep_run_s=settings.keep_run_s,
                 slot_attempts=settings.slot_attempts,
-                max_failed_rows=settings.max_failed_rows if ledger is None else UNLIMITED,
+                max_failed_rows=settings.max_failed_rows if self._ledger is None else UNLIMITED,
             ),
-            patience=store_patience(settings, clock, emit, process.stop),
-            database_patience=patience,
+            patience=store_patience(settings, process.clock, process.emit, process.stop),
+            database_patience=self._patience,
             stop=process.stop,
-            clock=clock,
-            emit=emit,
+            clock=process.clock,
+            emit=process.emit,
             owner=process.owner,
         )
+
+    def _what_is_done_with_a_part(self) -> PartWork:
+        process, settings, table = self._process, self._process.settings, self._prepared.table
+        if self._ledger is None:
+            return HandlingAndWriting(
+                self._calls,
+                self._again,
+                table,
+                process.engine,
+                self.pool,
+                patience=self._patience,
+                clock=process.clock,
+                abandoned=self._abandoned,
+                observe_write=self._part_size.observe_write,
+            )
+        if process.job.spec.each != "batch":
+            return Handling(self._calls)
+        return BatchesInTransactions(
+            self._calls,
+            table,
+            self._ledger,
+            self.pool,
+            attempts=settings.attempts,
+            most_failed=settings.max_failed_rows,
+        )
+
+    def _pipeline(self) -> Pipeline:
+        process, settings = self._process, self._process.settings
+        return Pipeline(
+            table=self._prepared.table,
+            work=self._work,
+            pool=self.pool,
+            batch_size=settings.batch_size,
+            part_size=self._part_size,
+            grace_s=settings.grace_s,
+            patience=self._patience,
+            stop=process.stop,
+            abandoned=self._abandoned,
+            clock=process.clock,
+            emit=process.emit,
+            as_of=self._prepared.run.as_of,
+            cancel=lambda: database.cancel(process.engine),
+        )
+
+    def _context_of(self, slot: str, batch: int) -> Context:
+        return Context(
+            job=self._process.job.name,
+            run=self._process.settings.run,
+            slot=slot,
+            batch=batch,
+            as_of=self._prepared.run.as_of,
+            engine=self._users_engine,
+            key=self._prepared.table.key,
+            _stopping=self._abandoned,
+            _redis=self._users_client,
+        )
+
+    def _checkpoint_of(self, holder: Holder) -> SlotCheckpoint:
+        if self._ledger is None:
+            return RedisCheckpoint(holder)
+        batches = self._work if isinstance(self._work, BatchesInTransactions) else None
+        kind = DatabaseCheckpoint if batches is None else BatchCheckpoint
+        settings = self._process.settings
+
+        def write(connection: Connection, done: Done) -> list[Part]:
+            holder.lease.check()
+            return write_parts(connection, self._prepared.table, done.parts)
+
+        def is_held() -> bool:
+            ttl_ms = round(settings.lease_s * 1000)
+            return self._prepared.board.renew({holder.slot: holder.lease.token}, ttl_ms=ttl_ms)[holder.slot]
+
+        checkpoint = kind(
+            holder,
+            self._ledger,
+            self._ledger.claim(holder.slot, holder.bounds),
+            write,
+            lambda parts, is_last_attempt: self._handle_again(holder.slot, parts, is_last_attempt=is_last_attempt),
+            attempts=settings.attempts,
+            most_failed=settings.max_failed_rows,
+            is_held=is_held,
+        )
+        if batches is not None and isinstance(checkpoint, BatchCheckpoint):
+            batches.fence = checkpoint.fence
+            checkpoint.committed = batches.committed
+        return checkpoint
+
+    def _handle_again(self, slot: str, parts: list[Part], *, is_last_attempt: bool) -> None:
+        for part in parts:
+            if is_last_attempt:
+                self._again.give_up(part)
+            else:
+                self.pool.run(self._again.handle(part, self._context_of(slot, part.batch)))
 
 
 class _Clients:
@@ -298,7 +325,5 @@ class _Clients:
             return self._client
 
 
-def _now(clock: Clock) -> Any:
-    from datetime import UTC, datetime
-
+def _now(clock: Clock) -> datetime:
     return datetime.fromtimestamp(clock.wall(), UTC)

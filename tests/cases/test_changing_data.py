@@ -24,9 +24,9 @@ def test_case_10_a_handler_may_change_the_column_that_the_filter_uses(
     world = make_world(database)
     world.create_items(range(1, 1001))
     settings = {"slot_size": 500, "batch_size": 70, "parallelism": 4, "lease": "4s"}
-    pods = [world.start("tests.handlers:set_status_of_new", HANDLER_ROW_S=0.02, **settings) for _ in range(2)]
-
+    pods = [world.start("tests.handlers:set_status_of_new", HANDLER_ROW_S=0.02, **settings)]
     slot = int(wait_until(lambda: world.slot_of(pods[0]), "a claim"))
+    pods.append(world.start("tests.handlers:set_status_of_new", HANDLER_ROW_S=0.02, **settings))
     third_batch_ends = slot * 500 + 3 * 70
     wait_until(lambda: world.checkpoint(slot) >= third_batch_ends, "three batches done", every=0.005)
     pods[0].kill()
