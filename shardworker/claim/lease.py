@@ -30,7 +30,6 @@ class Lease:
         self.is_closing = False  # finish or release is under way: an absent key is no loss
         self.stop_at = 0.0  # boot-time seconds: here work stops
         self.valid_until = 0.0  # here the process ends itself if work goes on
-        self.extended_at = 0.0  # when the request that extended it last was sent
         self._unreported = threading.Lock()
         self._clock = clock
         self._pid = os.getpid()
@@ -42,7 +41,7 @@ class Lease:
             return
         valid_until = sent_at + self.ttl_s * (1 - DRIFT) - 0.002
         if valid_until > self.valid_until:
-            self.valid_until, self.extended_at = valid_until, sent_at
+            self.valid_until = valid_until
             self.stop_at = valid_until - self.ttl_s * MARGIN
 
     def lose(self, reason: str) -> bool:

@@ -20,7 +20,6 @@ from shardworker.errors import RunStateLost
 from shardworker.events import Emit, Recovered, Retrying, SlotLost
 
 RENEWALS_IN_A_LEASE = 3
-FRESH_SHARE = 0.15  # of the lease; with a third more until the next round there is still time for several tries
 
 
 class Renewal:
@@ -97,9 +96,7 @@ class Renewal:
                 # A new lease: first renewed at 0.2 to 0.4 of its time, so that pods that began together drift apart.
                 self._clock.wait(self._ended, self._ttl_s * random.uniform(0.2, 0.4))
             wait_s = self._ttl_s / RENEWALS_IN_A_LEASE
-            # Saves extend a lease too: one that was extended a moment ago can wait for the next round.
-            fresh_since = self._clock.now() - self._ttl_s * FRESH_SHARE
-            held = [lease for lease in self._held() if not lease.lost.is_set() and lease.extended_at <= fresh_since]
+            held = [lease for lease in self._held() if not lease.lost.is_set()]
             if not held:
                 continue
             began = self._clock.now()
