@@ -16,17 +16,6 @@ from shardworker.errors import ConfigurationError
 from shardworker.process import database, drivers
 from shardworker.process.database import CommitInDoubt, open_engine, transaction, transactional
 from shardworker.process.faults import Fault, fault_of, transient_code
-from tests import services
-
-
-@pytest.fixture(params=["mariadb", "mysql", "postgres", "sqlite"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/data.db"
-        return
-    url = services.fresh_database(services.get(request.param))
-    yield url
-    services.drop_database(url)
 
 
 @pytest.fixture

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -21,7 +19,6 @@ from shardworker.ids import IdRange
 from shardworker.process.database import cancel, open_engine
 from shardworker.process.faults import Fault, fault_of
 from shardworker.process.table import Table
-from tests import services
 
 AS_OF = datetime(2026, 5, 17, 12)
 ALL = IdRange(1, 10**6)
@@ -29,23 +26,6 @@ ITEMS = (
     "CREATE TABLE items (id BIGINT NOT NULL PRIMARY KEY, status SMALLINT NOT NULL DEFAULT 0, "
     "payload VARCHAR(200) NOT NULL DEFAULT '')"
 )
-
-
-@pytest.fixture(params=["mariadb", "mysql", "postgres", "sqlite"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/data.db"
-        return
-    url = services.fresh_database(services.get(request.param))
-    yield url
-    services.drop_database(url)
-
-
-@pytest.fixture
-def engine(url: str) -> Iterator[Engine]:
-    engine = open_engine(url)
-    yield engine
-    engine.dispose()
 
 
 def execute(engine: Engine, *statements: str) -> None:

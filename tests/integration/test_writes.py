@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,31 +14,13 @@ from shardworker.errors import HandlerError
 from shardworker.handler import DELETE, Change, Deletion, JobSpec, columns_of
 from shardworker.ids import IdRange
 from shardworker.process import write_sql
-from shardworker.process.database import open_engine, transaction
+from shardworker.process.database import transaction
 from shardworker.process.faults import Fault, fault_of
 from shardworker.process.table import Table
 from shardworker.process.writes import check_change, write
-from tests import services
 
 AS_OF = datetime(2026, 5, 17, 12)
 ALL = IdRange(-(2**63), 2**64)
-
-
-@pytest.fixture(params=["mariadb", "mysql", "postgres", "sqlite"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/data.db"
-        return
-    url = services.fresh_database(services.get(request.param))
-    yield url
-    services.drop_database(url)
-
-
-@pytest.fixture
-def engine(url: str) -> Iterator[Engine]:
-    engine = open_engine(url)
-    yield engine
-    engine.dispose()
 
 
 def make(engine: Engine, columns: str, rows: int = 0, key: str = "BIGINT") -> Table:
